@@ -9,7 +9,10 @@ A method file has its settings in `[learner]`, and those of the job that shows i
 for each method, docs/recipes/credit/ those of methods/credit/, and so on.
 """
 
-ONE_ALGORITHM = (("calculator", "cispo", "decoupled-ppo", "smollm2", "spell_backward"),)
+ONE_ALGORITHM = (
+    ("calculator", "cispo", "decoupled-ppo", "smollm2", "spell_backward"),
+    ("fapo-judge", "fapo-rule"),
+)
 """Groups of recipes whose learner step is equal as shipped. They differ in their tasks and in parts that do not
 act; docs/recipes/README.md explains why. A test computes the gradient of all recipes and fails if two are equal
 that are not in one group here."""

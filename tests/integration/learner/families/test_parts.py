@@ -83,9 +83,15 @@ def family_of(*stages):
 
 
 def retried(number):
-    """Return a family with wrong first episodes and two retries behind a note."""
+    """Return a family with wrong first episodes and two retries behind a note, each of its own episode."""
     first = [episode(0, n, PROMPT, [11 + n, 2], 0.3 * n) for n in range(2)]
-    retries = [episode(number, n, PROMPT + NOTE, [14 + n, 2], 1.0 - 0.5 * n, repeated=True) for n in range(2)]
+    retries = [
+        replace(
+            episode(number, n, PROMPT + NOTE, [14 + n, 2], 1.0 - 0.5 * n, repeated=True),
+            parent=first[n].trajectory_id,
+        )
+        for n in range(2)
+    ]
     return family_of(first, retries)
 
 
