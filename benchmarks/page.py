@@ -33,6 +33,9 @@ COMMANDS = {
     "claims-families": "claims --claims GHPO ARPO-branch --plot docs/images/claims-families.png",
     "endtoend": "endtoend spell_backward --seeds 0",
     "every_way": "every_way",
+    "every_way-methods": "every_way --cases agent-r arpo-branch dyna-mind ghpo igrpo r3l scaf-grpo urpo xrpo-seeding "
+    "aepo-agentic arpo-gui dapo-direct dgpo dvao eapo epo fapo-judge fapo-rule flow-grpo g2rpo gdpo gigpo grpo-tcr "
+    "hgpo loop otc prs rapo riskpo spear spo-winrate subpo xrpo-novelty",
     "generation": "generation --repetitions 5",
     "generation-smollm2": "generation --size smollm2 --requests 128 --repetitions 5",
     "harnesses": "harnesses",
