@@ -56,7 +56,8 @@ class GeneratorConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Float type of the engine. "auto": bfloat16 on GPUs that compute in it, else float32."""
     max_model_len: int = Field(1024, ge=8)
-    """Longest prompt plus continuation, in tokens."""
+    """Longest prompt plus continuation, in tokens. Absent: 1024, or the model's own limit where that is smaller and
+    `model.path` is a folder."""
     max_num_seqs: int = Field(128, ge=1)
     """Requests that the engine runs at the same time."""
     kv_cache_mb: int = Field(128, ge=16)

@@ -25,9 +25,7 @@ from launch.preflight.adapters import try_adapters
 from launch.preflight.decided import decided
 from launch.preflight.memory import ModelSize, estimate, estimate_beside_gpus, host_gb, model_size
 from launch.preflight.model_limits import (
-    context_of,
     quantised,
-    read_description,
     too_long_model,
     undivided_heads,
     without_experts,
@@ -35,6 +33,7 @@ from launch.preflight.model_limits import (
 from launch.preflight.notes import no_room_for_notes
 from launch.preflight.room import too_little_room
 from launch.preflight.trial import Prompt, Trial
+from launch.run_file.described import context_of, read_description
 from launch.run_file.family_rules import lacking
 from launch.run_file.sections import RunConfig
 from launch.run_folder import check_place

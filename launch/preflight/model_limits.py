@@ -1,60 +1,10 @@
-"""What the config.json of a model allows: the longest sequence, and the parts that it can be divided into."""
+"""Holds a run file against its model's config.json: the longest sequence, and the parts that it can be divided into."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launch.errors import ConfigError
 from launch.run_file.sections import RunConfig
-
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
-"""Keys of config.json that may hold the longest sequence of a model."""
-ALREADY_SCALED = ("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-"""Kinds of rotary embedding whose `factor` does not lengthen the context that config.json states."""
-
-
-def read_description(folder: Path) -> dict[str, Any]:
-    """Return the content of a model's config.json.
-
-    Raises:
-        ConfigError: there is no config.json, or it is not a JSON object.
-    """
-    path = folder / "config.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path: {path}: {error}; a model folder has one") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"model.path: {path}: expected an object, found {type(content).__name__}")
-    return content
-
-
-def context_of(content: dict[str, Any]) -> int | None:
-    """Return the longest sequence that the content of a config.json allows, scaling included.
-
-    Example:
-        >>> context_of({"max_position_embeddings": 2048})
-        2048
-        >>> context_of({"n_positions": 1024, "rope_scaling": {"rope_type": "linear", "factor": 4.0}})
-        4096
-        >>> context_of({"text_config": {"max_position_embeddings": 512}}), context_of({})
-        (512, None)
-    """
-    for part in (content.get("text_config"), content):
-        if not isinstance(part, dict):
-            continue
-        stated = [part[key] for key in CONTEXT_KEYS if isinstance(part.get(key), int) and part[key] > 0]
-        if stated:
-            return int(max(stated) * _stretch(part.get("rope_scaling") or part.get("rope_parameters")))
-    return None
-
-
-def _stretch(rope: Any) -> float:
-    if not isinstance(rope, dict):
-        return 1.0
-    kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")
-    return factor if kind not in ALREADY_SCALED and isinstance(factor, int | float) else 1.0
 
 
 def too_long_model(config: RunConfig, context: int | None, folder: Path | None) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The run file: `sections` has its types, `load` reads it, `rules`, `method_rules`, `credit_rules`,
 `family_rules` and `answer_rules` reject mistakes.
 
+- `described`: what the config.json of a model says, and the lengths that follow from it.
 - `method`: what a method brings into a job, `method = "bapo"`. `method_effect`: its settings without effect.
 - `shipped`, `recipes`: the run files that come with Offbeat. `keys_folder`: finds or makes a run's keys.
 """

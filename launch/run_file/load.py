@@ -9,9 +9,11 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from actors.config import GeneratorConfig
 from envs.errors import EnvError
 from envs.registry import beside
 from launch.errors import ConfigError
+from launch.run_file.described import fitted
 from launch.run_file.method import method_file, method_settings, of_method_file, without_method
 from launch.run_file.rules import contradictions
 from launch.run_file.sections import RunConfig
@@ -34,7 +36,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         data = with_method(data, overlay.pop("method"), Path("command line"))
     for override in overrides:
         _check_parents(overlay, data, override)
-    return with_files(check(merge(data, overlay), str(path)), located(path).parent)
+    content = fitted(merge(data, overlay), GeneratorConfig().max_model_len)
+    return with_files(check(content, str(path)), located(path).parent)
 
 
 def with_files(config: RunConfig, folder: Path) -> RunConfig:
