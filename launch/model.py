@@ -150,12 +150,14 @@ def make(config: RunConfig, tiny: TinyModel, folder: Path) -> None:
 
 
 def demonstrations(suite: Suite, count: int) -> list[list[ChatMessage]]:
-    """Return the solutions of the first ``count`` training tasks, each question once.
+    """Return the solutions of the first ``count`` training tasks, each once.
+
+    A suite may answer one question in many ways, for example with random walks. All of them are kept.
 
     Raises:
         ConfigError: the suite gives no solutions.
     """
-    talks: dict[str, list[ChatMessage]] = {}
+    talks: dict[tuple[str, ...], list[ChatMessage]] = {}
     for index in range(count):
         try:
             talk = suite.demonstration(index, "train")
@@ -163,7 +165,7 @@ def demonstrations(suite: Suite, count: int) -> list[list[ChatMessage]]:
             raise ConfigError(
                 f"[model.tiny.warm_start] needs solutions, but: {error}; set model.path"
             ) from None
-        talks["\n".join(message["content"] for message in talk[: _opening(talk)])] = talk
+        talks[tuple(message["content"] for message in talk)] = talk
     return list(talks.values())
 
 

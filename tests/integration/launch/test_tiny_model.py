@@ -100,6 +100,17 @@ def test_a_question_is_its_messages_before_the_first_answer():
     assert [talk[1]["content"] for talk in talks] == ["question 0", "question 1"]
 
 
+def test_two_answers_to_one_question_are_two_demonstrations():
+    """Random walks begin alike. A model that saw one walk of each lake would know no other action."""
+
+    class Walks:
+        def demonstration(self, index, split):
+            answer = {"role": "assistant", "content": "lr"[index % 2]}
+            return [{"role": "user", "content": "A"}, answer, {"role": "user", "content": "B"}, answer]
+
+    assert [talk[1]["content"] for talk in demonstrations(Walks(), 4)] == ["l", "r"]
+
+
 def test_a_suite_without_solutions_and_an_unknown_model_are_refused():
     class Silent:
         def demonstration(self, index, split):
