@@ -2,7 +2,8 @@
 
 - `exchange`: sends and receives the messages. `intake`: turns deliveries into units, and makes commits.
 - `curriculum`: decides which tasks come next, and how many.
-- `open_trajectories`: segments of unfinished trajectories. `commit_memory`: the committed units.
+- `open_trajectories`: segments of unfinished trajectories.
+- `unit_commits`: what is here, dropped or committed; `commit_memory`: the committed units.
 - `evaluation`: runs an evaluation, and its result; `pass_at`: pass@k and intervals.
 - `signal_watch`: tells when nothing that arrives can be trained.
 - `token_audit`: checks that every delivered token is accounted for.

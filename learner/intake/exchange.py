@@ -228,7 +228,7 @@ class Exchange:
         self.commit([], step=step + later)
 
     def _recommit(self) -> None:
-        again = self.intake.recommit(self.curriculum.epoch)
+        again = self.intake.commits.recommit(self.curriculum.epoch)
         for message in again:
             self._link.send(message)
         # The broker refused a checkpoint of a step whose commit it had lost.
@@ -365,7 +365,7 @@ class Exchange:
         First the learner repeats lost commits: without them the broker would deliver those units again, or
         drop trained ones as stale. Then it grants delivery credit.
         """
-        lost = self.intake.commit_again(unit_ids)
+        lost = self.intake.commits.commit_again(unit_ids)
         self._recommit()
         owed, self._awaiting_held = self._awaiting_held, False
         if self._confirming:

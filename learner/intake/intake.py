@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -12,11 +12,11 @@ from learner.credit.signal import has_signal
 from learner.errors import BrokenTrajectory
 from learner.families.family import FamilyStage
 from learner.families.waiting import WaitingFamilies
-from learner.intake.commit_memory import CommitMemory
 from learner.intake.curriculum import Curriculum
 from learner.intake.open_trajectories import OpenTrajectories
 from learner.intake.signal_watch import SignalWatch
 from learner.intake.token_audit import check_ledger
+from learner.intake.unit_commits import UnitCommits
 from learner.trajectory import Trajectory, assemble
 from learner.units import RECOMMITTED, Counts, Unit, newest_version
 from protocol import names
@@ -61,24 +61,19 @@ class Intake:
     """Training trajectories that arrived since the last `take_recent`, dropped ones included."""
     signal: SignalWatch = field(default_factory=SignalWatch)
     """Counts of episodes that fail and of groups with equal returns."""
-    committed: CommitMemory = field(default_factory=CommitMemory)
+    commits: UnitCommits = field(default_factory=UnitCommits)
+    """Deliveries that are here and not committed yet, and those that were committed."""
     delivered_tokens: int = 0
     """Action tokens of all delivered units; a unit that came again while it was here counts once."""
     trained_tokens: int = 0
     """Action tokens of units that were in a batch."""
     sampled_tokens: int = 0
     """Action tokens that the generators report, summed over restarts of this process and of generators."""
-    _held: dict[str, int] = field(default_factory=dict)
-    """Action tokens of each delivery that waits for its family, is ready or is being trained, by unit id."""
-    _dropped: list[str] = field(default_factory=list)
-    """Units that were dropped and are not committed yet."""
-    _recommits: list[str] = field(default_factory=list)
-    """Units whose commit must be repeated."""
 
     def received(self, message: AnyMessage, rest: Sequence[bytes]) -> None:
         """Process one message from the broker."""
         match message:
-            case Deliver(unit_id=unit_id) if unit_id in self._held or unit_id in self._dropped:
+            case Deliver(unit_id=unit_id) if unit_id in self.commits:
                 # Its commit is not sent yet, so there is nothing to repeat.
                 log.debug("unit %s came again while it is here", unit_id)
             case Deliver():
@@ -126,67 +121,14 @@ class Intake:
     def commit(
         self, epoch: int, step: int, trained: Sequence[Unit], replayed_tokens: int = 0, version: int = -1
     ) -> Commit | None:
-        """Mark units as trained and return the Commit to send; None if there is nothing to commit.
-
-        Args:
-            epoch: number of this learner process.
-            step: learner step of the commit.
-            trained: units that entered a gradient. Units dropped since the last commit are added.
-            replayed_tokens: replayed tokens that were trained in the step.
-            version: policy version that the step updated.
-        """
-        parts = [part for unit in trained for part in unit.parts]
+        """Count units as trained, free their room, and return what `UnitCommits.commit` returns."""
         for unit in trained:
             self._free_room(unit)
-        for part in parts:
-            del self._held[part.unit_id]
-            self.trained_tokens += part.trained_tokens
-            for outcome, trajectories in part.dropped.items():
-                self.counts.add(outcome, trajectories)
-            if part.trained:
-                self.committed.add(part.unit_id, step=step, trained=True, version=version)
-            else:
-                self._dropped.append(part.unit_id)
-        dropped, self._dropped = self._dropped, []
-        for unit_id in dropped:
-            self.committed.add(unit_id, step=step, trained=False)
-        if not trained and not dropped:
-            return None
-        return Commit(
-            epoch=epoch,
-            step=step,
-            trained=[part.unit_id for part in parts if part.trained],
-            dropped=dropped,
-            replayed_tokens=replayed_tokens,
-            version=version if trained else -1,
-        )
-
-    def commit_again(self, held: Iterable[str]) -> int:
-        """Queue commits to repeat for units that the broker still holds. Return their number.
-
-        A unit that is ready or dropped here is left out, even if it was committed before under the same id:
-        it is a new unit of a broker that lost its journal and uses ids again.
-        """
-        here = self._held.keys() | set(self._dropped)
-        units = [unit_id for unit_id in held if unit_id in self.committed and unit_id not in here]
-        self._recommits += units
-        return len(units)
-
-    def recommit(self, epoch: int) -> list[Commit]:
-        """Return the repeated commits queued since the last call, each for the step of its first commit."""
-        again, self._recommits = dict.fromkeys(self._recommits), []
-        steps = sorted({self.committed[unit_id].step for unit_id in again})
-        units = [(unit_id, self.committed[unit_id]) for unit_id in again]
-        return [
-            Commit(
-                epoch=epoch,
-                step=step,
-                trained=[unit_id for unit_id, was in units if was.step == step and was.trained],
-                dropped=[unit_id for unit_id, was in units if was.step == step and not was.trained],
-                version=max(was.version for _, was in units if was.step == step),
-            )
-            for step in steps
-        ]
+            for part in unit.parts:
+                self.trained_tokens += part.trained_tokens
+                for outcome, trajectories in part.dropped.items():
+                    self.counts.add(outcome, trajectories)
+        return self.commits.commit(epoch, step, trained, replayed_tokens, version)
 
     def check(self) -> None:
         """Check between two steps that every delivered action token is counted in exactly one place.
@@ -206,7 +148,7 @@ class Intake:
         """Return the state for the checkpoint; ready units are left out, the broker delivers them again."""
         return {
             "counts": asdict(self.counts),
-            "committed": self.committed.state(),
+            "committed": self.commits.committed.state(),
             "trained_tokens": self.trained_tokens,
             "sampled_tokens": self.sampled_tokens,
             "sampled_gauge": self.gauges.get(SAMPLED, 0.0),
@@ -217,7 +159,7 @@ class Intake:
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.counts = Counts(**state["counts"])
-        self.committed.restore(state["committed"])
+        self.commits.committed.restore(state["committed"])
         self.trained_tokens, self.sampled_tokens = state["trained_tokens"], state["sampled_tokens"]
         self.delivered_tokens = self.trained_tokens + sum(self.counts.tokens.values())
         self.gauges = {SAMPLED: state["sampled_gauge"]}
@@ -238,11 +180,11 @@ class Intake:
 
     def awaited(self) -> list[Task]:
         """Return outstanding tasks whose result is not here; they are put again after a new join."""
-        here = {names.task_of(unit_id) for unit_id in self._held if names.window(unit_id) is None}
+        here = {names.task_of(unit_id) for unit_id in self.commits.held if names.window(unit_id) is None}
         return [
             task
             for group_id, tasks in self.curriculum.outstanding.items()
-            if group_id not in self._held
+            if group_id not in self.commits.held
             for task in tasks
             if task.task_id not in here and not self.open.ended(task.task_id)
         ]
@@ -300,7 +242,7 @@ class Intake:
         if outcome := families.refuses(stage.group_id):
             self._drop(outcome, deliver, stage.members)
             return
-        self._held[deliver.unit_id] = stage.tokens
+        self.commits.hold(deliver.unit_id)
         self._settle(families.add(stage))
 
     def _settle(self, family: Unit | None) -> None:
@@ -321,8 +263,7 @@ class Intake:
         """Drop a unit with all its deliveries; what its family would not train keeps an outcome of its own."""
         self._free_room(unit)
         for part in unit.parts:
-            del self._held[part.unit_id]
-            self._dropped.append(part.unit_id)
+            self.commits.drop_held(part.unit_id)
             for name, trajectories in {outcome: part.trained, **part.dropped}.items():
                 self.counts.add(name, trajectories)
 
@@ -331,7 +272,7 @@ class Intake:
 
         A broker that lost its journal uses ids again.
         """
-        if unit_id not in self.committed:
+        if unit_id not in self.commits.committed:
             return False
         return not (self.windows and segments and self.open.begun_anew(segments))
 
@@ -340,7 +281,7 @@ class Intake:
         ends = {segment.trajectory_id for segment, _ in segments if segment.status != "unfinished"}
         tokens = sum(segment.action_tokens for segment, _ in segments)
         self.counts.note(RECOMMITTED, len(ends), tokens)
-        self._recommits.append(deliver.unit_id)
+        self.commits.repeat(deliver.unit_id)
         group_id = _group_id(deliver, segments)
         if self.curriculum.is_evaluation(group_id):
             return
@@ -348,7 +289,7 @@ class Intake:
             self._will_not_come(group_id, deliver.unit_id)
 
     def _hold(self, unit: Unit) -> None:
-        self._held[unit.unit_id] = unit.tokens
+        self.commits.hold(unit.unit_id)
         self.ready.append(unit)
 
     def _judged(self, usable: Sequence[Trajectory]) -> str:
@@ -482,7 +423,7 @@ class Intake:
 
     def _drop(self, outcome: str, deliver: Deliver, trajectories: Sequence[Trajectory]) -> None:
         self.counts.add(outcome, trajectories)
-        self._dropped.append(deliver.unit_id)
+        self.commits.drop(deliver.unit_id)
 
 
 def _is_usable(trajectory: Trajectory) -> bool:

@@ -129,7 +129,7 @@ def picture(it: Learner):
     return {
         "step": it.step,
         "weights": it.engine.updates,
-        "committed": len(intake.committed) // 2,
+        "committed": len(intake.commits.committed) // 2,
         "tokens": intake.trained_tokens,
         "trained": it.totals.trained_trajectories,
         "cursor": it.exchange.curriculum.next_index,

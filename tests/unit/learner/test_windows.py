@@ -231,7 +231,7 @@ def test_prefixes_are_bounded_and_none_is_left_whatever_is_lost(data):
     intake.commit(1, 0, intake.take(99))
     assert (len(intake.open), intake.open.tokens) == (0, 0)
     assert not curriculum.outstanding
-    assert not intake._held
+    assert not intake.commits.held
 
 
 def unroll(attempts):
@@ -319,7 +319,7 @@ def test_windows_that_waited_at_the_checkpoint_are_trained_when_they_come_again(
         deliver(again, index, status=status)
     windows = [group.trajectories[0] for group in again.take(5)]
     assert [(t.window_start, len(t)) for t in windows] == [(5, 8), (8, 11)]
-    assert again.recommit(1)[0].trained == ["0g0.0.0/0"]
+    assert again.commits.recommit(1)[0].trained == ["0g0.0.0/0"]
     assert again.curriculum.owns("0g0"), "its last window is in training"
 
 
@@ -373,7 +373,7 @@ class World:
             task, index = self.queue.pop(0)
             status = "finished" if index == self.length - 1 else "unfinished"
             deliver(self.intake, index, task=task, status=status)
-            for message in self.intake.recommit(1):
+            for message in self.intake.commits.recommit(1):
                 self.committed |= dict.fromkeys(message.trained, message.step)
 
     def train(self, *, lost=False):

@@ -146,7 +146,7 @@ def test_a_wait_that_ends_names_whom_it_waited_for(joined):
 
 def test_without_checkpoints_each_commit_is_final():
     it = an_exchange(checkpoint_every=0)
-    it.intake._dropped.append("3g0")
+    it.intake.commits.drop("3g0")
     it.flush(step=7)
     assert [type(m) for m in it._link.sent] == [Commit, Checkpointed]
     assert it._link.sent[1] == Checkpointed(epoch=4, step=7)
@@ -154,7 +154,7 @@ def test_without_checkpoints_each_commit_is_final():
 
 def test_with_checkpoints_a_commit_is_final_when_one_covers_it_and_a_new_broker_is_told_again():
     it = an_exchange(step=5)
-    it.intake._dropped.append("3g0")
+    it.intake.commits.drop("3g0")
     it.flush(step=7)
     assert it._link.of(Checkpointed) == []
     it.checkpointed(step=10)
@@ -172,7 +172,7 @@ def test_context_that_is_dropped_after_a_checkpoint_belongs_to_the_next_step(tra
     """Otherwise a crash would restore a checkpoint without the context that the broker has released."""
     it = an_exchange(train_on=train_on, step=5)
     for step in (5, 6):
-        it.intake._dropped.append(f"3g0.0.0/{step}")
+        it.intake.commits.drop(f"3g0.0.0/{step}")
         it.flush(step=step)
     assert [message.step for message in it._link.of(Commit)] == [5 + later, 6]
 
@@ -191,7 +191,7 @@ def settling(*helds):
     it = an_exchange(None)
     it._link.helds += helds
     it.curriculum.restore({**STATE, "unfinished": []})
-    it.intake.committed.add("3g0", step=7, trained=True)
+    it.intake.commits.committed.add("3g0", step=7, trained=True)
     return it
 
 

@@ -97,9 +97,9 @@ def test_a_family_is_trained_and_committed_as_one():
     assert intake.trained_tokens == 4
     intake.check()
     assert not [group for group in intake.curriculum.outstanding if group.startswith("0g0")]
-    assert all(unit_id in intake.committed for unit_id in ("0g0", "0g0r1"))
+    assert all(unit_id in intake.commits.committed for unit_id in ("0g0", "0g0r1"))
     deliver(intake, "0g0r1", 0.0, 1.0)
-    assert [c.trained for c in intake.recommit(1)] == [["0g0r1"]]
+    assert [c.trained for c in intake.commits.recommit(1)] == [["0g0r1"]]
 
 
 def test_a_solved_group_is_trained_at_once_and_one_that_nobody_ever_solves_is_dropped_whole():

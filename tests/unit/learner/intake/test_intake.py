@@ -324,9 +324,9 @@ def test_a_unit_that_comes_again_after_its_commit_is_committed_again_and_not_tra
     for unit in ("0g0", "0g1", "0g0"):
         deliver(intake, unit, *members)
     assert not intake.ready
-    (again,) = intake.recommit(1)
+    (again,) = intake.commits.recommit(1)
     assert (again.step, again.trained, again.dropped) == (3, ["0g0"], ["0g1"])
-    assert intake.recommit(1) == []
+    assert intake.commits.recommit(1) == []
     assert intake.counts.trajectories == {"uniform": 2, "recommitted": 6}
     assert intake.counts.arrived_tokens == 4
     intake.check()
@@ -339,7 +339,7 @@ def test_units_committed_at_several_steps_are_committed_again_at_those():
         intake.commit(1, step, intake.take(1))
     for unit in ("0g1", "0g0"):
         deliver(intake, unit, member(unit, 0, 1.0), member(unit, 1, 0.0))
-    assert [(m.step, m.trained) for m in intake.recommit(1)] == [(1, ["0g0"]), (2, ["0g1"])]
+    assert [(m.step, m.trained) for m in intake.commits.recommit(1)] == [(1, ["0g0"]), (2, ["0g1"])]
 
 
 def test_a_checkpoint_knows_what_is_committed_and_what_is_done_is_not_adopted():
@@ -350,13 +350,13 @@ def test_a_checkpoint_knows_what_is_committed_and_what_is_done_is_not_adopted():
     intake.commit(1, 3, intake.take(1))
     again = continued(intake)
     held = ["0g0.0", "0g0.1", "0g1.0", "0g1.1"]
-    assert again.commit_again(["0g0", "0g7"]) == 1
-    assert [(m.step, m.trained) for m in again.recommit(1)] == [(3, ["0g0"])]
+    assert again.commits.commit_again(["0g0", "0g7"]) == 1
+    assert [(m.step, m.trained) for m in again.commits.recommit(1)] == [(3, ["0g0"])]
     again.curriculum.adopt(held)
     assert list(again.curriculum.outstanding) == ["0g1"]
     deliver(again, "0g0", *members)
     assert not again.ready
-    assert again.recommit(1)[0].trained == ["0g0"]
+    assert again.commits.recommit(1)[0].trained == ["0g0"]
     again.check()
 
 
@@ -378,7 +378,7 @@ def test_an_evaluation_that_comes_again_is_not_kept_for_ever():
     del intake.evaluated[name]
     deliver(intake, name, member(name, 0, 1.0, purpose="eval"))
     assert intake.evaluated == {}
-    assert intake.recommit(1)[0].dropped == [name]
+    assert intake.commits.recommit(1)[0].dropped == [name]
 
 
 def test_of_a_trajectory_that_comes_again_the_broker_is_told_and_others_are_awaited_still():
@@ -386,8 +386,8 @@ def test_of_a_trajectory_that_comes_again_the_broker_is_told_and_others_are_awai
     deliver(intake, "0g0.1.0", member("0g0", 1, 1.0))
     intake.commit(1, 1, intake.take(1))
     again = continued(intake)
-    assert again.commit_again(["0g0.0.0", "0g0.1.0"]) == 1
-    assert [m.trained for m in again.recommit(1)] == [["0g0.1.0"]]
+    assert again.commits.commit_again(["0g0.0.0", "0g0.1.0"]) == 1
+    assert [m.trained for m in again.commits.recommit(1)] == [["0g0.1.0"]]
     again.curriculum.adopt(["0g0.0", "0g0.1"])
     assert not again.curriculum.awaits("0g0", "0g0.1")
     assert again.curriculum.awaits("0g0", "0g0.0")
@@ -397,12 +397,12 @@ def test_what_is_here_under_the_name_of_a_committed_unit_is_another():
     """A broker without memory had the unit made again: it is trained, and not committed for the old step."""
     intake = intake_with_tasks(filter_uniform=False)
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
-    intake.committed.add("0g0", step=1, trained=True)
-    assert intake.commit_again(["0g0"]) == 0
+    intake.commits.committed.add("0g0", step=1, trained=True)
+    assert intake.commits.commit_again(["0g0"]) == 0
     intake.drop(list(intake.ready), "stale")
-    assert intake.commit_again(["0g0"]) == 0
+    assert intake.commits.commit_again(["0g0"]) == 0
     assert intake.commit(1, 2, []).dropped == ["0g0"]
-    assert intake.commit_again(["0g0"]) == 1
+    assert intake.commits.commit_again(["0g0"]) == 1
 
 
 def test_only_the_last_units_are_remembered_and_in_order():
