@@ -1,6 +1,7 @@
 """Turns the broker's messages into units that can be trained. Without torch.
 
-- `exchange`: sends and receives the messages. `intake`: turns deliveries into units, and makes commits.
+- `exchange`: sends and receives the messages. `deliveries`: takes what was received into the intake.
+- `intake`: the units, from their delivery to their commit. `assembly`: segments to trajectories with rewards.
 - `curriculum`: decides which tasks come next, and how many.
 - `open_trajectories`: segments of unfinished trajectories.
 - `unit_commits`: what is here, dropped or committed; `commit_memory`: the committed units.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from learner.config import EvaluationConfig, LearnerConfig
 from learner.errors import BrokerRefused, NoData, Stopped
 from learner.intake.curriculum import Curriculum
+from learner.intake.deliveries import receive
 from learner.intake.intake import Intake
 from learner.trajectory import Trajectory
 from learner.units import Unit
@@ -479,6 +480,6 @@ class Exchange:
                     raise BrokerRefused(text)
                 log.warning("%s", text)
             case _:
-                self.intake.received(message, rest)
+                receive(self.intake, message, rest)
                 if isinstance(message, Deliver):
                     self._credit(1)

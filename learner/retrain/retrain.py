@@ -10,6 +10,7 @@ from learner.families.drafts import AnswerText
 from learner.families.recorded import joined
 from learner.families.wiring import decoder_of_judgements
 from learner.intake.curriculum import Curriculum
+from learner.intake.deliveries import receive
 from learner.intake.intake import Intake
 from learner.metrics import Report
 from learner.publishing.weight_copy import OutgoingWeights
@@ -53,7 +54,7 @@ class RecordedBatches:
         """Receive the recorded deliveries of a step."""
         self._batch, self._tasks, self._step = recorded.trained, recorded.tasks, recorded.step
         for unit in recorded.units:
-            self.intake.received(unit.deliver, unit.frames)
+            receive(self.intake, unit.deliver, unit.frames)
 
     def collect(self, *, step: int, version: int) -> list[Unit]:
         """Return the recorded batch.

@@ -11,6 +11,7 @@ from learner.credit.needs import needed_rewards
 from learner.credit.reward_config import RewardConfig
 from learner.credit.rewards import call_factor, composed, overlong_penalty, updates_at, win_rates
 from learner.intake.curriculum import Curriculum
+from learner.intake.deliveries import receive
 from learner.intake.intake import Intake
 from protocol.codec import decode, encode_delivery
 from protocol.messages import Deliver, Reward, TurnMark
@@ -187,7 +188,7 @@ def test_stages_do_not_shorten_when_a_learner_goes_back_to_a_checkpoint():
         curriculum.refill(version=0, lockstep=False)
         intake = Intake(curriculum, False, line=VersionLine(forks))
         members = [member(i, [Reward("exact", 1, 1.0 - i)], version=9) for i in range(2)]
-        intake.received(*decode(encode_delivery(Deliver(unit_id="0g0", segments=2), members)))
+        receive(intake, *decode(encode_delivery(Deliver(unit_id="0g0", segments=2), members)))
         (unit,) = intake.ready
         assert [t.return_ for t in unit.trajectories] == expected
 
@@ -219,7 +220,7 @@ def test_the_intake_composes_whole_groups():
     curriculum.refill(version=0, lockstep=False)
     intake = Intake(curriculum, True)
     members = [member(i, [Reward("exact", 1, 1.0 - i), Reward("length", 1, 3.0)]) for i in range(2)]
-    intake.received(*decode(encode_delivery(Deliver(unit_id="0g0", segments=2), members)))
+    receive(intake, *decode(encode_delivery(Deliver(unit_id="0g0", segments=2), members)))
     (unit,) = intake.ready
     assert [t.return_ for t in unit.trajectories] == [4.0, 0.0]
     assert [t.reward_by_name for t in unit.trajectories] == [

@@ -10,6 +10,7 @@ import pytest
 from launch.processes import free_ports
 from learner.config import LearnerConfig
 from learner.intake.curriculum import Curriculum
+from learner.intake.deliveries import receive
 from learner.intake.intake import Intake
 from protocol.link import AsyncLink
 from protocol.messages import Deliver, DeliveryCredit, Hello, PutTasks
@@ -81,7 +82,7 @@ class Run:
     def received(self, message, rest):
         if isinstance(message, Deliver):
             self.units.append((message.unit_id, len(self.generator.requests)))
-        self.intake.received(message, rest)
+        receive(self.intake, message, rest)
 
     def refill(self):
         self.learner.send(PutTasks(tasks=self.curriculum.refill(version=0, lockstep=False)))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from learner.config import LearnerConfig
 from learner.errors import OpenStateError
 from learner.intake.curriculum import Curriculum
+from learner.intake.deliveries import receive
 from learner.intake.intake import Intake
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import Deliver, Dropped, Reward, Segment, Turn
@@ -65,7 +66,7 @@ def deliver(intake, index, **fields):
             [tuple(frames)],
         )
     )
-    intake.received(message, rest)
+    receive(intake, message, rest)
 
 
 def test_each_window_is_trained_once_with_all_before_as_context(intake):
@@ -170,21 +171,21 @@ def test_what_has_ended_here_is_not_asked_for_again(intake):
 
 def test_a_group_that_is_over_takes_its_prefixes_with_it(intake):
     deliver(intake, 0)
-    intake.received(Dropped(unit_id="0g0", group_id="0g0", trajectories=1, reason="over"), [])
+    receive(intake, Dropped(unit_id="0g0", group_id="0g0", trajectories=1, reason="over"), [])
     assert len(intake.open) == 0
     assert not intake.curriculum.owns("0g0")
 
 
 def test_a_last_window_the_broker_dropped_frees_prefix_and_room(intake):
     deliver(intake, 0)
-    intake.received(Dropped(unit_id="0g0.0.0/1", group_id="0g0", trajectories=1, reason="stale"), [])
+    receive(intake, Dropped(unit_id="0g0.0.0/1", group_id="0g0", trajectories=1, reason="stale"), [])
     assert len(intake.open) == 0
     assert not intake.curriculum.owns("0g0")
 
 
 def test_a_window_the_broker_dropped_in_the_middle_breaks_what_follows(intake):
     deliver(intake, 0)
-    intake.received(Dropped(unit_id="0g0.0.0/1", group_id="0g0", trajectories=0, reason="too_large"), [])
+    receive(intake, Dropped(unit_id="0g0.0.0/1", group_id="0g0", trajectories=0, reason="too_large"), [])
     assert intake.curriculum.owns("0g0"), "the actor is at it still"
     deliver(intake, 2)
     assert intake.counts.trajectories["broken"] == 1
@@ -196,7 +197,7 @@ def test_a_window_the_broker_dropped_in_the_middle_breaks_what_follows(intake):
 def test_a_last_window_that_cannot_be_read_frees_prefix_and_room(intake):
     deliver(intake, 0)
     head = Deliver(unit_id="0g0.0.0/1", segments=1, complete=True)
-    intake.received(head, [b"no segment", b""])
+    receive(intake, head, [b"no segment", b""])
     assert len(intake.open) == 0
     assert not intake.curriculum.owns("0g0")
 
@@ -225,7 +226,7 @@ def test_prefixes_are_bounded_and_none_is_left_whatever_is_lost(data):
         if status != "unfinished" and not times:
             group_id = task.partition(".")[0]
             notice = Dropped(unit_id=task, group_id=group_id, trajectories=1, reason="given_up")
-            intake.received(notice, [])
+            receive(intake, notice, [])
         assert intake.open.tokens <= (PROMPT + WINDOW * LONGEST) * len(curriculum.outstanding)
         intake.commit(1, 0, intake.take(data.draw(st.integers(0, 2))))
     intake.commit(1, 0, intake.take(99))
@@ -253,7 +254,7 @@ def test_a_failed_end_frees_the_room_and_is_not_trained(intake):
 
 def test_a_task_that_is_given_up_frees_its_room_and_its_prefix(intake):
     deliver(intake, 0)
-    intake.received(Dropped(unit_id="0g0.0", group_id="0g0", trajectories=1, reason="given_up"), [])
+    receive(intake, Dropped(unit_id="0g0.0", group_id="0g0", trajectories=1, reason="given_up"), [])
     assert len(intake.open) == 0
     assert not intake.curriculum.owns("0g0")
 

@@ -11,6 +11,7 @@ from learner.errors import BrokerRefused, ModelUnusable
 from learner.families.waiting import WaitingFamilies
 from learner.families.wiring import open_decoder, waiting_families
 from learner.intake.curriculum import Curriculum
+from learner.intake.deliveries import receive
 from learner.intake.exchange import Exchange, messages_of
 from learner.intake.intake import Intake
 from learner.retrain.recorded import RecordedStep, RecordedUnit
@@ -64,7 +65,7 @@ def test_an_environment_without_hints_is_named_once(caplog):
 def deliver(intake, group, *rewards, **how):
     members = [member(group, i, reward, **how) for i, reward in enumerate(rewards)]
     message, rest = decode(encode_delivery(Deliver(unit_id=group, segments=len(members)), members))
-    intake.received(message, rest)
+    receive(intake, message, rest)
     intake.check()
 
 
@@ -73,7 +74,7 @@ def asked(intake):
 
 
 def drop(intake, group):
-    intake.received(Dropped(unit_id=group, group_id=group, trajectories=2, reason="stale"), [])
+    receive(intake, Dropped(unit_id=group, group_id=group, trajectories=2, reason="stale"), [])
     intake.check()
 
 

@@ -13,6 +13,7 @@ from learner.credit.signal import has_signal
 from learner.errors import LedgerViolation
 from learner.intake.commit_memory import CommitMemory
 from learner.intake.curriculum import Curriculum
+from learner.intake.deliveries import receive
 from learner.intake.intake import Intake
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import Deliver, Dropped, QueueStats, Reward, Segment, Turn
@@ -62,7 +63,7 @@ def member(
 def deliver(intake, unit, *members):
     frames = encode_delivery(Deliver(unit_id=unit, segments=len(members)), list(members))
     message, rest = decode(frames)
-    intake.received(message, rest)
+    receive(intake, message, rest)
 
 
 def intake_with_tasks(*, filter_uniform=True, **settings):
@@ -139,10 +140,10 @@ def test_work_of_another_epoch_is_dropped():
 
 def test_the_broker_s_drops_and_gauges():
     intake = intake_with_tasks()
-    intake.received(Dropped(unit_id="0g1", group_id="0g1", trajectories=2, reason="stale"), [])
+    receive(intake, Dropped(unit_id="0g1", group_id="0g1", trajectories=2, reason="stale"), [])
     assert intake.counts.trajectories == {"dropped_stale": 2}
     assert not intake.curriculum.owns("0g1")
-    intake.received(QueueStats(gauges={"broker/units_ready": 4.0}), [])
+    receive(intake, QueueStats(gauges={"broker/units_ready": 4.0}), [])
     assert intake.gauges == {"broker/units_ready": 4.0}
 
 
@@ -159,20 +160,20 @@ def test_a_unit_we_hold_is_not_trained_twice():
     members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
     deliver(intake, "0g0", *members)
     again = encode_delivery(Deliver(unit_id="0g0", segments=2, redelivered=True), members)
-    intake.received(*decode(again))
+    receive(intake, *decode(again))
     assert len(intake.ready) == 1
     batch = intake.take(1)
-    intake.received(*decode(again))
+    receive(intake, *decode(again))
     assert not intake.ready, "it is being trained"
     assert intake.commit(1, 1, batch).trained == ["0g0"]
-    intake.received(*decode(again))
+    receive(intake, *decode(again))
     assert not intake.ready, "it has been trained"
 
 
 def test_an_evaluation_task_that_was_given_up_is_not_waited_for():
     intake = intake_with_tasks()
     name = intake.curriculum.evaluation("before", 0, EvaluationConfig())[0].group_id
-    intake.received(Dropped(unit_id=name, group_id=name, trajectories=1, reason="given_up"), [])
+    receive(intake, Dropped(unit_id=name, group_id=name, trajectories=1, reason="given_up"), [])
     assert intake.evaluated == {name: None}
 
 
@@ -226,14 +227,14 @@ def test_trajectories_are_trained_one_by_one_and_free_their_own_room():
 
 def test_a_trajectory_the_broker_dropped_frees_its_own_room_only():
     intake = intake_with_tasks(filter_uniform=False, train_on="trajectories")
-    intake.received(Dropped(unit_id="0g0.1.2", group_id="0g0", trajectories=1, reason="stale"), [])
-    intake.received(Dropped(unit_id="0g1.0", group_id="0g1", trajectories=1, reason="given_up"), [])
+    receive(intake, Dropped(unit_id="0g0.1.2", group_id="0g0", trajectories=1, reason="stale"), [])
+    receive(intake, Dropped(unit_id="0g1.0", group_id="0g1", trajectories=1, reason="given_up"), [])
     assert [task.task_id for task in intake.awaited()] == ["0g0.0", "0g1.1"]
 
 
 def test_a_trajectory_that_cannot_be_read_frees_its_room():
     intake = intake_with_tasks(filter_uniform=False, train_on="trajectories")
-    intake.received(Deliver(unit_id="0g0.1.0", segments=1), [b"no segment", b""])
+    receive(intake, Deliver(unit_id="0g0.1.0", segments=1), [b"no segment", b""])
     deliver(intake, "0g1.0.0", member("0g1", 0, float("nan")))
     assert [task.task_id for task in intake.awaited()] == ["0g0.0", "0g1.1"]
 
@@ -432,7 +433,7 @@ def test_every_token_that_came_is_in_one_place_whatever_became_of_it():
     deliver(intake, "0g4", member("0g4", 0, 1.0, logp=3.0), member("0g4", 1, float("nan")))
     deliver(intake, "9g5", member("9g5", 0, 1.0), member("9g5", 1, 0.0))
     deliver(intake, "0eval-x-0", member("0eval-x-0", 0, 1.0, purpose="eval"))
-    intake.received(Deliver(unit_id="0g6", segments=1), [b"no segment", b""])
+    receive(intake, Deliver(unit_id="0g6", segments=1), [b"no segment", b""])
     deliver(intake, "0g7", member("0g7", 0, 1.0), member("0g7", 1, 0.0))
     intake.check()
     intake.commit(1, 1, intake.take(1))
@@ -458,11 +459,11 @@ def test_the_ledger_finds_a_token_that_is_lost_or_counted_twice():
 def test_tokens_sampled_are_counted_over_restarts_of_learner_and_generators():
     intake = intake_with_tasks()
     for total in (10.0, 30.0):
-        intake.received(QueueStats(gauges={"generator/tokens_total": total}), [])
+        receive(intake, QueueStats(gauges={"generator/tokens_total": total}), [])
     again = continued(intake)
     # The generators continued, and were then restarted.
     for total in (35.0, 3.0, 8.0):
-        again.received(QueueStats(gauges={"generator/tokens_total": total}), [])
+        receive(again, QueueStats(gauges={"generator/tokens_total": total}), [])
     assert again.sampled_tokens == 40
 
 
