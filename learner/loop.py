@@ -12,8 +12,9 @@ from learner.checkpoints.lineage import Start
 from learner.checkpoints.models import best_model, best_of, remove_others, step_model, write_model
 from learner.checkpoints.patience import WRITTEN_BYTES, WritePatience
 from learner.errors import NothingToLearn, Stopped
+from learner.intake.broker_wait import TIME_LIMIT
 from learner.intake.evaluation import measure
-from learner.intake.exchange import TIME_LIMIT, Exchange
+from learner.intake.exchange import Exchange
 from learner.intake.signal_watch import SOLVED
 from learner.metrics import rollout_metrics
 from learner.publishing.publisher import Publisher

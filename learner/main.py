@@ -17,8 +17,9 @@ from learner.checkpoints.lineage import Start, start
 from learner.config import LearnerConfig
 from learner.errors import BrokerRefused, ModelUnusable
 from learner.families.wiring import waiting_families
+from learner.intake.broker_wait import TIME_LIMIT
 from learner.intake.curriculum import Curriculum
-from learner.intake.exchange import TIME_LIMIT, Exchange
+from learner.intake.exchange import Exchange
 from learner.loop import Learner
 from learner.metrics import Report
 from learner.publishing.publisher import Publisher

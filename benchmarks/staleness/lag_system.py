@@ -29,8 +29,9 @@ from launch.supervise.health import BROKER
 from launch.supervise.posts import environment, posts
 from learner.config import EvaluationConfig
 from learner.families.wiring import waiting_families
+from learner.intake.broker_wait import TIME_LIMIT
 from learner.intake.curriculum import Curriculum
-from learner.intake.exchange import TIME_LIMIT, Exchange
+from learner.intake.exchange import Exchange
 from learner.loop import Learner
 from learner.main import join
 from learner.metrics import Report

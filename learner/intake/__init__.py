@@ -1,6 +1,8 @@
 """Turns the broker's messages into units that can be trained. Without torch.
 
-- `exchange`: sends and receives the messages. `deliveries`: takes what was received into the intake.
+- `exchange`: collects batches and evaluates. `broker_wait`: waits, with a deadline.
+- `broker_connection`: sends and receives the messages. `task_messages`: tasks in messages.
+- `deliveries`: takes what was received into the intake. `commit_sender`: sends commits.
 - `intake`: the units, from their delivery to their commit. `assembly`: segments to trajectories with rewards.
 - `curriculum`: decides which tasks come next, and how many.
 - `open_trajectories`: segments of unfinished trajectories.

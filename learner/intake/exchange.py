@@ -1,82 +1,26 @@
 """The learner's exchange with the broker: sends tasks, commits and announcements, and receives units."""
 
 import logging
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 from learner.config import EvaluationConfig, LearnerConfig
-from learner.errors import BrokerRefused, NoData, Stopped
+from learner.errors import NoData, Stopped
+from learner.intake.broker_connection import BrokerConnection
+from learner.intake.broker_wait import POLL_S, BrokerWait
+from learner.intake.commit_sender import CommitSender
 from learner.intake.curriculum import Curriculum
-from learner.intake.deliveries import receive
 from learner.intake.intake import Intake
 from learner.trajectory import Trajectory
 from learner.units import Unit
-from protocol.codec import MAJOR, MAX_HEADER_BYTES
 from protocol.link import ThreadLink
-from protocol.messages import (
-    AnyMessage,
-    Checkpointed,
-    CheckpointWanted,
-    Commit,
-    Deliver,
-    DeliveryCredit,
-    Drain,
-    Held,
-    PublishWeights,
-    PutTasks,
-    Refused,
-    Task,
-)
+from protocol.messages import PublishWeights, Task
 
 log = logging.getLogger(__name__)
 
-CREDIT_UNITS = 64
-"""Units that the broker may deliver in advance."""
-TASKS_PER_MESSAGE = 512
-TASK_BYTES = 2_048
-"""Bytes that are reckoned for a task in a message, without its note."""
-TURN_BYTES = 32
-"""Most bytes of a turn in a message."""
-MINOR_OF_TASK_PARTS = 3
-"""Minor version of the protocol since which tasks have notes, prefixes and bounds of branches."""
-POLL_S = 0.2
 HELD_TIMEOUT_S = 180.0
 """Longest wait for Held messages; longer than a restart of the broker takes."""
 CONFIRM_TIMEOUT_S = 15.0
-TIME_LIMIT = "time limit"
-FATAL_CODES = ("queue_full", "bad_task", "malformed", "limit", "version")
-"""Refusals of a message that the learner would otherwise wait for without end."""
-
-
-def messages_of(tasks: Sequence[Task]) -> list[PutTasks]:
-    """Return messages with these tasks, each within the bounds of a header.
-
-    Example:
-        >>> tasks = [Task(task_id=f"g.{i}", env="e", group_id="g", group_size=20, note="x" * 16_000) for i in range(20)]
-        >>> [len(message.tasks) for message in messages_of(tasks)]
-        [14, 6]
-    """
-    messages: list[list[Task]] = []
-    room = 0
-    for task in tasks:
-        size = TASK_BYTES + len(task.note.encode()) + _start_bytes(task)
-        if not messages or size > room or len(messages[-1]) == TASKS_PER_MESSAGE:
-            messages.append([])
-            room = MAX_HEADER_BYTES
-        messages[-1].append(task)
-        room -= size
-    return [PutTasks(tasks=each) for each in messages]
-
-
-def _is_newer(task: Task) -> bool:
-    """Return whether a task has a part that a broker before protocol 4.3 would lose."""
-    return bool(task.note) or task.start is not None or task.sampling.max_context_tokens > 0
-
-
-def _start_bytes(task: Task) -> int:
-    return 0 if task.start is None else len(task.start.token_ids) + TURN_BYTES * len(task.start.turns)
 
 
 class Exchange:
@@ -93,37 +37,17 @@ class Exchange:
         broker: str = "",
         step: int = 0,
     ) -> None:
-        self._link, self._config, self.lockstep, self._stop_reason = link, config, lockstep, stop_reason
+        self._link, self._config, self.lockstep = link, config, lockstep
         self._broker = f"the broker at {broker}" if broker else "the broker"
         self.curriculum = curriculum
         self.intake = Intake(curriculum, config.drops_uniform_groups, windows=config.train_on == "windows")
-        self._drained = ""
-        self._patience_s = config.start_timeout_s
-        self._evaluating: list[Task] = []
-        # Invariant: a thread of the publisher announces while this one joins, and nobody may overtake the other: the
-        # broker refuses an earlier version after a later one.
-        self._announcing = threading.Lock()
-        self._announced: PublishWeights | None = None
-        self._checkpointed: Checkpointed | None = None
-        self._committed = step
-        """Newest learner step of a Commit."""
-        self._covered = step
-        """Newest learner step that a checkpoint covers."""
-        self._joins = 0
-        """Joins that the main thread has read from the inbox."""
-        self._awaiting_held = False
-        """True while `inherit` or `confirm_commits` waits for a complete list of what the broker holds."""
-        self._held_tasks: list[str] = []
-        self._held_units: list[str] = []
-        self._confirming = False
-        self.checkpoint_wanted = ""
-        """Reason why the broker wants a checkpoint, or ""."""
+        self._commits = CommitSender(link, self.intake, config, step=step)
+        self._connection = BrokerConnection(link, self.intake, self._commits, self._broker)
+        self._wait = BrokerWait(
+            self._connection, link, self.intake, config, stop_reason=stop_reason, broker=self._broker
+        )
         self.while_waiting: Callable[[], None] = lambda: None
         """Function that is called while waiting, after each look at the inbox."""
-        # Invariant: the main thread writes waiting, _since and _wanted; the link's thread reads them in `gauges`.
-        self.waiting = False
-        """True while `collect` or `evaluate` waits for the broker."""
-        self._since, self._wanted = 0.0, 0
 
     def collect(self, *, step: int, version: int) -> list[Unit]:
         """Wait for a full batch and return it, oldest units first; keep the task queue filled meanwhile.
@@ -152,8 +76,7 @@ class Exchange:
         def missing() -> str:
             return f"{len(self.intake.ready)} of {wanted * batches} {config.train_on} are here"
 
-        self._wanted = wanted * batches
-        self._wait(enough, missing, limited=True)
+        self._wait.until(enough, missing, limited=True, wanted=wanted * batches)
         return self.intake.take(wanted, in_order=self.lockstep)
 
     def evaluate(self, tag: str, of: EvaluationConfig, *, version: int) -> list[Trajectory | None]:
@@ -168,7 +91,7 @@ class Exchange:
             NoData: nothing arrived within the deadline.
             Stopped: the run was asked to end, not by its time limit.
         """
-        self._evaluating = tasks = self.curriculum.evaluation(tag, version, of)
+        self._connection.evaluating = tasks = self.curriculum.evaluation(tag, version, of)
         self.put(tasks)
 
         def out() -> int:
@@ -182,9 +105,9 @@ class Exchange:
             return not out()
 
         try:
-            self._wait(done, missing, limited=False)
+            self._wait.until(done, missing, limited=False)
         finally:
-            self._evaluating = []
+            self._connection.evaluating = []
         return [self.intake.evaluated.pop(task.group_id) for task in tasks]
 
     def inherit(self) -> None:
@@ -194,9 +117,9 @@ class Exchange:
             NoData: the list did not come within `HELD_TIMEOUT_S`.
             Stopped: the run was asked to end.
         """
-        self._awaiting_held, deadline = True, time.monotonic() + HELD_TIMEOUT_S
-        while self._awaiting_held:
-            if reason := self._drained or self._stop_reason():
+        self._connection.awaiting_held, deadline = True, time.monotonic() + HELD_TIMEOUT_S
+        while self._connection.awaiting_held:
+            if reason := self._wait.end_reason():
                 raise Stopped(reason)
             if time.monotonic() > deadline:
                 raise NoData(
@@ -204,7 +127,7 @@ class Exchange:
                     f"{self.curriculum.lineage}; look at its log and its /status, then start the learner again "
                     "with --resume"
                 )
-            self._pump(POLL_S)
+            self._connection.pump(POLL_S)
 
     def refill(self, *, step: int, version: int) -> None:
         """Commit dropped units, and put tasks up to the capacity that the lag bound allows."""
@@ -219,60 +142,22 @@ class Exchange:
         self.put(tasks)
 
     def flush(self, *, step: int) -> None:
-        """Commit units that were dropped since the last call, and repeat commits that were lost.
-
-        Dropped windows are context of later windows, so the broker must keep them until a checkpoint contains
-        their segments. If a checkpoint already covers ``step``, they are committed with the next step.
-        """
-        self._recommit()
-        later = self.intake.windows and self._config.checkpoint_every > 0 and self._covered == step
-        self.commit([], step=step + later)
-
-    def _recommit(self) -> None:
-        again = self.intake.commits.recommit(self.curriculum.epoch)
-        for message in again:
-            self._link.send(message)
-        # The broker refused a checkpoint of a step whose commit it had lost.
-        if again and self._checkpointed is not None:
-            self._link.send(self._checkpointed)
+        """Commit units that were dropped, and repeat commits that were lost: see `CommitSender.flush`."""
+        self._commits.flush(step=step)
 
     def commit(
         self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0
     ) -> None:
-        """Commit units that entered a gradient, and units that were dropped since the last call.
-
-        Args:
-            trained: units that entered a gradient.
-            step: learner step that trained them.
-            version: policy version that the step updated.
-            replayed_tokens: number of replayed tokens that the step trained.
-        """
-        message = self.intake.commit(self.curriculum.epoch, step, trained, replayed_tokens, version)
-        if message is None:
-            return
-        if message.trained:
-            log.debug("step %d trained %s", step, " ".join(message.trained))
-        self._committed = max(self._committed, step)
-        self._link.send(message)
-        # Without checkpoints no learner will need the units again, so the broker may release them now.
-        if not self._config.checkpoint_every:
-            self.checkpointed(step=step)
+        """Commit units that entered a gradient, and units that were dropped: see `CommitSender.commit`."""
+        self._commits.commit(trained, step=step, version=version, replayed_tokens=replayed_tokens)
 
     def checkpointed(self, *, step: int) -> None:
         """Tell the broker that a checkpoint covers ``step``; repeated at every join."""
-        self._covered = step
-        if step > self._committed:
-            # The broker takes no checkpoint of a step that it does not know, and this step had no units.
-            self._committed = step
-            self._link.send(Commit(epoch=self.curriculum.epoch, step=step))
-        self._checkpointed = Checkpointed(epoch=self.curriculum.epoch, step=step)
-        self._link.send(self._checkpointed)
+        self._commits.checkpointed(step=step)
 
     def announce(self, message: PublishWeights) -> None:
         """Announce a new version to the broker; repeated at every join. Any thread may call this."""
-        with self._announcing:
-            self._announced = message
-            self._link.send(message)
+        self._connection.announce(message)
 
     def confirm_commits(self, *, step: int) -> None:
         """Make sure, before leaving, that the broker has received all commits.
@@ -282,12 +167,13 @@ class Exchange:
         If the broker does not answer within `CONFIRM_TIMEOUT_S`, a learner that continues this lineage
         repeats them.
         """
-        self._confirming, deadline = True, time.monotonic() + CONFIRM_TIMEOUT_S
+        connection, deadline = self._connection, time.monotonic() + CONFIRM_TIMEOUT_S
+        connection.confirming = True
         self.flush(step=step)
-        while self._confirming:
-            self._awaiting_held = True
+        while connection.confirming:
+            connection.awaiting_held = True
             self._link.rejoin()
-            while self._awaiting_held:
+            while connection.awaiting_held:
                 if time.monotonic() > deadline:
                     log.warning(
                         "%s has not confirmed within %g s what was committed last; a learner that resumes this run "
@@ -296,7 +182,7 @@ class Exchange:
                         CONFIRM_TIMEOUT_S,
                     )
                     return
-                self._pump(POLL_S)
+                connection.pump(POLL_S)
 
     def close(self) -> None:
         """Tell the broker that the learner is done, and close the connection."""
@@ -323,163 +209,22 @@ class Exchange:
         Raises:
             BrokerRefused: the broker is of an earlier version, and would lose a part of a task.
         """
-        minor = self._link.session.minor if any(map(_is_newer, tasks)) else MINOR_OF_TASK_PARTS
-        if minor < MINOR_OF_TASK_PARTS:
-            raise BrokerRefused(
-                f"{self._broker} speaks protocol {MAJOR}.{minor}, which has no notes and prefixes of tasks "
-                "and no bound of branches; [learner.family] and learner.sampling.max_context_tokens need "
-                f"{MAJOR}.{MINOR_OF_TASK_PARTS}: start a broker of this version, or take them out"
-            )
-        for message in messages_of(tasks):
-            self._link.send(message)
+        self._connection.put(tasks)
 
-    def _joined(self) -> None:
-        """Repeat the last announcement and Checkpointed after a join, because the broker may have lost them.
+    @property
+    def checkpoint_wanted(self) -> str:
+        """Reason why the broker wants a checkpoint, or ""; who writes one sets it to ""."""
+        return self._connection.checkpoint_wanted
 
-        The broker ignores what it has seen. It gets delivery credit only after its Held messages: see
-        `_held`.
-        """
-        self._joins += 1
-        self._held_tasks, self._held_units = [], []
-        with self._announcing:
-            if self._announced is not None:
-                self._link.send(self._announced)
-        if self._checkpointed is not None:
-            self._link.send(self._checkpointed)
+    @checkpoint_wanted.setter
+    def checkpoint_wanted(self, reason: str) -> None:
+        self._connection.checkpoint_wanted = reason
 
-    def _ready_for_deliveries(self) -> None:
-        """Put unfinished evaluation tasks again, and grant delivery credit."""
-        self.put([task for task in self._evaluating if task.group_id not in self.intake.evaluated])
-        self._credit(CREDIT_UNITS)
-
-    def _credit(self, units: int) -> None:
-        """Grant credit for deliveries, tagged with the join that it answers.
-
-        If the link joins again before it sends the credit, it drops the credit. Otherwise the broker could
-        deliver before it has received the repeated commits.
-        """
-        self._link.send(DeliveryCredit(units=units), join=self._joins)
-
-    def _held(self, task_ids: Sequence[str], unit_ids: Sequence[str]) -> None:
-        """Process the list of what the broker holds, which it sends after each join.
-
-        First the learner repeats lost commits: without them the broker would deliver those units again, or
-        drop trained ones as stale. Then it grants delivery credit.
-        """
-        lost = self.intake.commits.commit_again(unit_ids)
-        self._recommit()
-        owed, self._awaiting_held = self._awaiting_held, False
-        if self._confirming:
-            self._confirming = lost > 0
-            return
-        again = self.curriculum.adopt(task_ids) if owed else self.intake.awaited()
-        self.put(again)
-        self._ready_for_deliveries()
-        if owed:
-            log.info("the broker holds %d tasks of this lineage; told again of %d", len(task_ids), len(again))
-
-    def _wait(self, done: Callable[[], bool], missing: Callable[[], str], *, limited: bool) -> None:
-        """Wait until ``done`` returns True.
-
-        Args:
-            done: called after each look at the inbox.
-            missing: returns what is missing, for the error message.
-            limited: whether the run's time limit ends the wait, and groups with equal returns; SIGTERM and Drain
-                always do.
-
-        Raises:
-            NoData: nothing arrived within the deadline.
-            Stopped: the run was asked to end.
-        """
-        self.waiting, self._since = True, time.monotonic()
-        try:
-            self._pump(0.0)
-            heard = time.monotonic()
-            while True:
-                reason = self._drained or self._stop_reason()
-                if reason and (limited or reason != TIME_LIMIT):
-                    raise Stopped(reason)
-                looked = time.monotonic()
-                if done():
-                    return
-                self.intake.signal.look(self._config, looked, training=limited)
-                # Time inside `done`, which may write a checkpoint, does not count as waiting.
-                heard += time.monotonic() - looked
-                if self._pump(POLL_S):
-                    heard, self._patience_s = time.monotonic(), self._config.data_timeout_s
-                elif time.monotonic() - heard > self._patience_s:
-                    raise NoData(
-                        f"nothing arrived for {self._patience_s:g} s: {missing()}; {self._where_to_look()}"
-                    )
-        finally:
-            self.waiting = False
-            self._wanted = 0
+    @property
+    def waiting(self) -> bool:
+        """Whether `collect` or `evaluate` waits for the broker. Any thread may ask."""
+        return self._wait.waiting
 
     def gauges(self) -> tuple[tuple[str, float], ...]:
         """Return what the learner waits for, and since how many seconds, for its heartbeat."""
-        signal = self.intake.signal
-        rows: list[tuple[str, float]] = []
-        if signal.uniform.length:
-            rows = [
-                ("uniform_groups_in_a_row", float(signal.uniform.length)),
-                ("uniform_return", signal.uniform_return),
-            ]
-        if not self.waiting:
-            return tuple(rows)
-        waits = [*rows, ("waiting_seconds", time.monotonic() - self._since)]
-        if wanted := self._wanted:
-            waits += [("units_here", float(len(self.intake.ready))), ("units_wanted", float(wanted))]
-        return tuple(waits)
-
-    def _where_to_look(self) -> str:
-        """Return the part of the error that says whom the learner waits for and where to look."""
-        if not self._link.session.joined:
-            return (
-                f"{self._broker} is silent: start it again with its run folder, the learner goes on by itself"
-            )
-        return (
-            f"{self._broker} answers, its /status says who waits for whom; its gauges: {self.intake.gauges}"
-        )
-
-    def _pump(self, timeout_s: float) -> bool:
-        """Process all messages that have arrived; return whether a delivery was among them.
-
-        Args:
-            timeout_s: longest wait for the first message, in seconds; 0: do not wait.
-        """
-        before = self.intake.deliveries
-        try:
-            item = self._link.inbox.get(timeout=timeout_s) if timeout_s else self._link.inbox.get_nowait()
-            while True:
-                if item is None:
-                    self._joined()
-                elif isinstance(item, BaseException):
-                    raise item
-                else:
-                    self._take_in(*item)
-                item = self._link.inbox.get_nowait()
-        except queue.Empty:
-            return self.intake.deliveries > before
-
-    def _take_in(self, message: AnyMessage, rest: list[bytes]) -> None:
-        match message:
-            case Drain(reason=reason):
-                self._drained = reason or "drain"
-            case CheckpointWanted(reason=reason):
-                self.checkpoint_wanted = reason or "the broker asks for it"
-            case Held(task_ids=task_ids, unit_ids=unit_ids, more=more):
-                self._held_tasks += task_ids
-                self._held_units += unit_ids
-                if not more:
-                    tasks, self._held_tasks = self._held_tasks, []
-                    units, self._held_units = self._held_units, []
-                    self._held(tasks, units)
-            case Refused():
-                text = f"the broker refused the learner ({message.code}): {message.message}"
-                if message.fatal or message.code in FATAL_CODES:
-                    raise BrokerRefused(text)
-                log.warning("%s", text)
-            case _:
-                receive(self.intake, message, rest)
-                if isinstance(message, Deliver):
-                    self._credit(1)
+        return self._wait.gauges()

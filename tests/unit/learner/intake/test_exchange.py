@@ -112,7 +112,7 @@ def test_a_second_word_on_what_is_held_changes_nothing():
     it = an_exchange(None, HELD)
     it.inherit()
     it._link.script += [None, Held(task_ids=["3g90.0"])]
-    it._pump(0.0)
+    it._connection.pump(0.0)
     assert "3g90" not in it.curriculum.outstanding
     assert sorted(names(it._link.of(PutTasks))) == ["3g0.0", "3g0.1", "3g5.0", "3g5.1"]
 
@@ -163,7 +163,7 @@ def test_with_checkpoints_a_commit_is_final_when_one_covers_it_and_a_new_broker_
     it.announce(PublishWeights(epoch=4, version=8, manifest="m"))
     it._link.sent.clear()
     it._link.script += [None, Held(task_ids=[])]
-    it._pump(0.0)
+    it._connection.pump(0.0)
     assert [type(m) for m in it._link.sent] == [PublishWeights, Checkpointed, DeliveryCredit]
 
 
@@ -199,7 +199,7 @@ def test_after_a_lost_connection_commits_go_out_again_before_the_broker_may_deli
     """Otherwise the broker would drop a trained unit as stale, if the version has risen meanwhile."""
     it = settling()
     it._link.script += [HELD]
-    it._pump(0.0)
+    it._connection.pump(0.0)
     assert it._link.sent == [Commit(epoch=4, step=7, trained=["3g0"], dropped=[]), DeliveryCredit(units=64)]
 
 
@@ -208,14 +208,14 @@ def test_credit_is_of_the_join_in_which_the_delivery_came():
     it = an_exchange(
         None, HELD, Deliver(unit_id="3g9", segments=1), None, HELD, Deliver(unit_id="3g8", segments=1)
     )
-    it._pump(0.0)
+    it._connection.pump(0.0)
     assert it._link.credit == [(64, 1), (1, 1), (64, 2), (1, 2)]
 
 
 def test_what_answers_a_hello_that_was_given_up_is_of_no_join():
     """A broker that starts late answers each Hello that waited; only the answer to the last Hello counts."""
     it = an_exchange(HELD, HELD, None, HELD)
-    it._pump(0.0)
+    it._connection.pump(0.0)
     assert it._link.credit == [(64, 0), (64, 0), (64, 1)]
 
 
@@ -275,11 +275,11 @@ def test_announcing_and_repeating_an_announcement_exclude_each_other():
 
     def watched(message, join=None):
         if isinstance(message, PublishWeights):
-            excluded.append(it._announcing.locked())
+            excluded.append(it._connection._announcing.locked())
         send(message, join)
 
     it._link.send = watched
     it.announce(PublishWeights(epoch=4, version=1, manifest="m"))
-    it._joined()
+    it._connection._joined()
     assert excluded == [True, True]
-    assert not it._announcing.locked()
+    assert not it._connection._announcing.locked()

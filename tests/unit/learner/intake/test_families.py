@@ -12,8 +12,9 @@ from learner.families.waiting import WaitingFamilies
 from learner.families.wiring import open_decoder, waiting_families
 from learner.intake.curriculum import Curriculum
 from learner.intake.deliveries import receive
-from learner.intake.exchange import Exchange, messages_of
+from learner.intake.exchange import Exchange
 from learner.intake.intake import Intake
+from learner.intake.task_messages import messages_of
 from learner.retrain.recorded import RecordedStep, RecordedUnit
 from learner.retrain.retrain import RecordedBatches
 from protocol import names
