@@ -9,7 +9,8 @@ from rich.console import Console
 
 from launch.run_file.load import check
 from launch.supervise.broker_status import Answer
-from launch.supervise.panel import HEADER, PLAIN_STILL_S, Panel, progress_line
+from launch.supervise.panel import HEADER, PLAIN_STILL_S, Panel
+from launch.supervise.progress_line import progress_line
 from launch.supervise.starting import Starting
 
 CONFIG = check(
