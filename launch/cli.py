@@ -271,8 +271,8 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
             method = f"method {config.method}, " if config.method else ""
             sys.stdout.write(f"{args.run_file}: ok (run {config.run.name}, {method}mode {config.run.mode})\n")
         case "train":
-            from launch.supervise.panel import Panel
             from launch.supervise.supervisor import train
+            from launch.supervise.terminal.panel import Panel
 
             tried = examined(config)
             with Panel() as panel:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.supervise.end_table import summary_rows
+from launch.supervise.terminal.end_table import summary_rows
 
 SUMMARY = "summary.json"
 

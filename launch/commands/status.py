@@ -21,8 +21,8 @@ from launch.run_file.sections import RunConfig
 from launch.run_folder import CONFIG, load_config, megabytes
 from launch.supervise.broker_status import fetch
 from launch.supervise.crew import STATE_FILE
-from launch.supervise.episodes import episodes_lines
 from launch.supervise.health import BROKER
+from launch.supervise.terminal.episodes import episodes_lines
 
 WATCH_S = 1.0
 TIMEOUT_S = 3.0

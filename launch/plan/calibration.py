@@ -26,10 +26,10 @@ from launch.supervise import shared_memory
 from launch.supervise.broker_status import Poller, fetch
 from launch.supervise.crew import Crew
 from launch.supervise.health import BROKER
-from launch.supervise.panel import Panel
 from launch.supervise.posts import LEARNER
 from launch.supervise.summary import read_metrics
 from launch.supervise.supervisor import Interrupt, await_broker, prepare_model
+from launch.supervise.terminal.panel import Panel
 from protocol.messages import GeneratorInfo
 
 LOOK_S = 0.5

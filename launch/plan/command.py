@@ -90,7 +90,7 @@ def calibrate_to(path: Path, seconds: float, config: RunConfig) -> None:
     """
     from launch.plan.calibration import calibrate
     from launch.preflight.examine import examine
-    from launch.supervise.panel import Panel
+    from launch.supervise.terminal.panel import Panel
 
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
         raise ConfigError(

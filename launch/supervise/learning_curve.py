@@ -6,7 +6,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from launch.supervise.metrics_tail import SMOOTHED_STEPS
+from launch.supervise.terminal.metrics_tail import SMOOTHED_STEPS
 
 SETS = (("black", "D"), ("tab:purple", "s"), ("tab:brown", "^"), ("tab:olive", "v"), ("tab:cyan", "o"))
 """Colours and markers of evaluation sets; further sets take them again."""

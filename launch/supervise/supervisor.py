@@ -20,10 +20,10 @@ from launch.supervise import shared_memory
 from launch.supervise.broker_status import Poller, fetch_weights_server
 from launch.supervise.crew import Crew
 from launch.supervise.health import BROKER
-from launch.supervise.panel import Panel
 from launch.supervise.posts import BROKER_START_S, LEARNER
 from launch.supervise.starting import Starting, keep_starts, last_starts
 from launch.supervise.summary import Summary, write_summary
+from launch.supervise.terminal.panel import Panel
 from learner.checkpoints.checkpoint_files import step_back
 from learner.run_files import CHECKPOINTS, METRICS, RESULT
 from protocol.security.http_tls import scheme

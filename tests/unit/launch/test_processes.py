@@ -12,8 +12,8 @@ from launch import cli, exit_codes
 from launch.errors import RoleFailed
 from launch.processes import Ranks, dump_stacks, kill, role_command, role_environment, spawn, usable_cores
 from launch.run_file.load import check
-from launch.supervise.panel import Panel
 from launch.supervise.supervisor import train
+from launch.supervise.terminal.panel import Panel
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from launch.supervise.metrics_tail import MetricsTail, sentence
+from launch.supervise.terminal.metrics_tail import MetricsTail, sentence
 from learner.config import LearnerConfig
 from learner.credit.reward_config import RewardConfig
 from learner.credit.rewards import composed

@@ -10,7 +10,7 @@ from launch.run_file.load import load, read_own
 from launch.run_file.method import METHOD_SETTINGS
 from launch.run_file.shipped import METHODS, run_files
 from launch.run_folder import load_config, save_config
-from launch.supervise.end_table import summary_rows
+from launch.supervise.terminal.end_table import summary_rows
 
 FILES = run_files(METHODS)
 FAMILIES = [name for name, path in FILES.items() if path.parent.name == "families"]

@@ -10,7 +10,7 @@ from launch.processes import Child
 from launch.run_file.load import check
 from launch.supervise import crew as crew_module
 from launch.supervise.crew import START_RETRY_S, STATE_FILE, Crew
-from launch.supervise.panel import Panel
+from launch.supervise.terminal.panel import Panel
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

@@ -6,10 +6,10 @@ import pytest
 from rich.console import Console
 
 from launch.supervise.broker_status import Answer
-from launch.supervise.end_table import not_trained
-from launch.supervise.episodes import episodes_lines
-from launch.supervise.panel import Panel
-from launch.supervise.progress_line import trailer
+from launch.supervise.terminal.end_table import not_trained
+from launch.supervise.terminal.episodes import episodes_lines
+from launch.supervise.terminal.panel import Panel
+from launch.supervise.terminal.progress_line import trailer
 
 ROW = {"kind": "KeyError", "message": "'answer'", "place": "my_task.py:23", "fault": True, "count": 32}
 EPISODES = {

@@ -5,8 +5,8 @@ from typing import Any
 
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
-from launch.supervise.episodes import failing
-from launch.supervise.metrics_tail import MEAN, held_out
+from launch.supervise.terminal.episodes import failing
+from launch.supervise.terminal.metrics_tail import MEAN, held_out
 
 STILL_S = 10.0
 """Seconds without a learner step after which the line says who waits for whom."""

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
-from launch.supervise.end_table import summary_rows
-from launch.supervise.metrics_tail import SMOOTHED_STEPS, MetricsTail, sentence, set_of
-from launch.supervise.progress_line import evaluates, progress_line, trailer
-from launch.supervise.sample_lines import evaluation_samples, sample_lines
 from launch.supervise.summary import Summary
+from launch.supervise.terminal.end_table import summary_rows
+from launch.supervise.terminal.metrics_tail import SMOOTHED_STEPS, MetricsTail, sentence, set_of
+from launch.supervise.terminal.progress_line import evaluates, progress_line, trailer
+from launch.supervise.terminal.sample_lines import evaluation_samples, sample_lines
 from learner.run_files import METRICS
 from learner.samples.sample import newest_samples
 

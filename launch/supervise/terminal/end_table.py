@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch.supervise.episodes import episodes_row, percent
 from launch.supervise.summary import Summary, of_set
+from launch.supervise.terminal.episodes import episodes_row, percent
 from learner.units import RECOMMITTED
 
 
