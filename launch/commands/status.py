@@ -20,8 +20,8 @@ from launch.run_file.keys_folder import http_keys, keys_folder
 from launch.run_file.sections import RunConfig
 from launch.run_folder import CONFIG, load_config, megabytes
 from launch.supervise.broker_status import fetch
-from launch.supervise.crew import STATE_FILE
 from launch.supervise.health import BROKER
+from launch.supervise.state_file import read_state
 from launch.supervise.terminal.episodes import episodes_lines
 
 WATCH_S = 1.0
@@ -57,7 +57,7 @@ def show(target: str, *, watch: bool, as_json: bool, keys: Path | None = None, v
             return 0
         try:
             status = fetch(http, TIMEOUT_S, keys=keys)
-            text = json.dumps(status, indent=1) if as_json else page(status, crew(folder), verbose)
+            text = json.dumps(status, indent=1) if as_json else page(status, read_state(folder), verbose)
             code = 0
         except NoAnswer as error:
             facts = without_answer(str(error), folder)
@@ -118,14 +118,6 @@ def config_of(folder: Path) -> RunConfig:
     if not known:
         raise ConfigError(f"{folder} is not a run folder: it holds neither {' nor '.join(CONFIGS)}")
     return load_config(max(known, key=lambda path: path.stat().st_mtime))
-
-
-def crew(folder: Path | None) -> dict[str, Any]:
-    """Return the supervisor's record of its processes; empty without a supervisor."""
-    try:
-        return dict(json.loads((folder / STATE_FILE).read_text())) if folder else {}
-    except (OSError, ValueError):
-        return {}
 
 
 def ended(folder: Path) -> dict[str, Any] | None:
@@ -256,7 +248,7 @@ def without_answer(why: str, folder: Path | None) -> list[str]:
     facts = [f"the broker does not answer: {why}"]
     if folder is None:
         return [*facts, "name its run folder on its host to see what is known there"]
-    known = crew(folder)
+    known = read_state(folder)
     broker = known.get("processes", {}).get(BROKER, {})
     held = supervised_now(folder)
     if broker:

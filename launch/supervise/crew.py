@@ -1,15 +1,9 @@
 """The role processes of one run: starts them, restarts them when they end or hang, and stops them."""
 
-import contextlib
-import json
-import os
 import shutil
-import signal
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from launch import exit_codes
 from launch.errors import RoleFailed
@@ -20,18 +14,17 @@ from launch.processes import (
     kill_all,
     role_command,
     spawn,
-    stop,
     vitals,
-    with_tail,
 )
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
 from launch.supervise.health import BROKER, Watchdog, role_of
+from launch.supervise.learner_time import LearnerTime
 from launch.supervise.posts import (
-    ACTOR,
     LEARNER,
     Post,
     environment,
+    failure,
     final,
     gpu_environment,
     how_it_ended,
@@ -39,21 +32,14 @@ from launch.supervise.posts import (
     posts,
 )
 from launch.supervise.restarts import Patience
+from launch.supervise.state_file import StateFile
+from launch.supervise.stopping import ask_to_end, stop_in_order
+from launch.supervise.weights_health import WeightsHealth
 from launch.weights_role import WEIGHTS
 from learner.run_files import PID_FILE, RESULT, weights_folder
-from protocol.whole_files import write_whole
 
-LEARNER_STOP_S = 60.0
-LEARNER_EXIT_S = 60.0
-"""Longest time between a learner's result and the end of its process."""
-OTHERS_STOP_S = 30.0
 START_RETRY_S = 2.0
-STATE_FILE = "supervisor.json"
-FIRST_TO_STOP = (LEARNER, ACTOR, "generator")
-"""Roles in the order in which they stop. All other roles follow, the broker last."""
 MAX_REASONS = 50
-SHORTEST_MINUTES = 0.01
-"""Least time limit, in minutes, of a learner that is started when the run's time is over."""
 
 
 class Crew:
@@ -71,17 +57,14 @@ class Crew:
         self._patience = Patience(own.max_restarts, own.settled_s)
         self._watchdog = Watchdog(limits(config))
         self._resume = False
-        self._learner_began: float | None = None
         self.posts = posts(config)
         self._gpus = visible_gpus()
         self._placement = placement(config, len(self._gpus))
         self._waiting: dict[str, tuple[str, ...]] = {}
         self.broker_answered = False
-        self._unsaved = False
-        self._result_seen: float | None = None
-        self.learner_stop_s = LEARNER_STOP_S
-        """Longest time that the learner may take to end: longer if it has written a large checkpoint."""
-        self._weights_answered, self._weights_named = float("-inf"), False
+        self._state = StateFile(folder, config.broker.http, self._note)
+        self.learner_time = LearnerTime(config.run.max_minutes)
+        self._weights = WeightsHealth(own.silence_s, own.computing_silence_s)
 
     @property
     def names(self) -> list[str]:
@@ -120,7 +103,7 @@ class Crew:
                 )
             else:
                 self._start(post)
-        self._save_state()
+        self._state.save(self.posts)
 
     def start_next(self, joined: Collection[str]) -> None:
         """Start the processes whose turn has come, because all before them on their GPU have joined the broker."""
@@ -129,7 +112,7 @@ class Crew:
             del self._waiting[name]
             self._start(self._post(name))
         if ready:
-            self._save_state()
+            self._state.save(self.posts)
 
     def running(self, name: str) -> bool:
         """Return whether this process lives now."""
@@ -148,8 +131,8 @@ class Crew:
         Raises:
             RoleFailed: a process ended with an error that another start would repeat, or too often in a row.
         """
-        if self._unsaved:
-            self._save_state()
+        if self._state.unsaved:
+            self._state.save(self.posts)
         for post in self.posts:
             if post.child is None or post.running or (post.name == LEARNER and self.finished()):
                 continue
@@ -157,7 +140,7 @@ class Crew:
                 self._plan_restart(post, now)
             if post.due is not None and now >= post.due:
                 self._start_if_possible(post, now)
-                self._save_state()
+                self._state.save(self.posts)
 
     def examine(self, answer: Answer) -> None:
         """Kill processes that hang, judged by the broker's answer and the kernel; `revive` restarts them.
@@ -168,8 +151,7 @@ class Crew:
         self.broker_answered |= answer.status is not None
         for peer in answer.status["peers"] if answer.status is not None else ():
             if peer["name"] == LEARNER:
-                asked_s = LEARNER_STOP_S + peer.get("patience_s", 0.0)
-                self.learner_stop_s = max(self.learner_stop_s, asked_s)
+                self.learner_time.heard(peer)
         if (self._folder / RESULT).exists():
             # The learner has written its result and left the broker, so silence while it exits is no fault.
             self._watchdog.ended(LEARNER)
@@ -191,65 +173,41 @@ class Crew:
         post = self._post(WEIGHTS)
         if post.child is None or not post.running:
             return
-        if answer.status is not None:
-            self._weights_answered, self._weights_named = answer.at, False
-            return
-        own = self._config.supervisor
-        silent_s = answer.at - max(self._weights_answered, post.child.started)
-        if silent_s > own.silence_s and not self._weights_named:
-            self._weights_named = True
-            self._note(
-                f"{WEIGHTS} has not answered for {silent_s:.0f} s: generators on other hosts get no versions from it "
-                f"({answer.why})"
-            )
-        if silent_s > own.computing_silence_s:
-            post.why = f"hung: it has not answered for {silent_s:.0f} s"
+        silence = self._weights.look(answer, post.child.started)
+        if silence.note:
+            self._note(silence.note)
+        if silence.hung:
+            post.why = f"hung: {silence.hung}"
             dump_stacks(post.child)
             kill(post.child)
 
     def _end_late_learner(self, now: float) -> None:
         """Kill a learner that does not exit although it has written its result, which stays valid."""
         learner = self._post(LEARNER)
-        if self._result_seen is None:
-            self._result_seen = now
-        elif now - self._result_seen > LEARNER_EXIT_S and learner.child is not None and learner.running:
-            self._note(f"learner has not ended within {LEARNER_EXIT_S:g} s after its result; killing it")
+        if self.learner_time.exits_late(now) and learner.child is not None and learner.running:
+            self._note(
+                f"learner has not ended within {self.learner_time.exit_s:g} s after its result; killing it"
+            )
             dump_stacks(learner.child)
             kill(learner.child)
 
     def ask_learner_to_end(self) -> None:
         """Send SIGTERM to the learner's rank 0; torchrun would kill the ranks and report a failure."""
-        learner = self._post(LEARNER)
-        if not learner.running or learner.child is None:
-            return
-        path = self._folder / PID_FILE
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(path.read_text()) if path.exists() else learner.child.process.pid, signal.SIGTERM)
+        ask_to_end(self._post(LEARNER), self._folder)
 
     def stop(self) -> list[str]:
         """Stop all roles, the learner first and the broker last.
 
         Return the names of those that had to be killed.
         """
-        stubborn: list[str] = []
-        others = dict.fromkeys(
-            role_of(name) for name in self.names if role_of(name) not in (*FIRST_TO_STOP, BROKER)
+        stubborn = stop_in_order(
+            self.posts,
+            learner_s=self.learner_time.stop_s,
+            drain_s=self._config.actor.drain_timeout_s,
+            note=self._note,
         )
-        for role in (*FIRST_TO_STOP, *others, BROKER):
-            children = [
-                post.child for post in self.posts if role_of(post.name) == role and post.child is not None
-            ]
-            patience_s = self._stop_patience_s(role)
-            stubborn += stop(children, patience_s=patience_s, late=partial(self._note_late, patience_s))
         self._clean_up()
         return stubborn
-
-    def _stop_patience_s(self, role: str) -> float:
-        """Return how long a role may take to end: an actor lets its episodes end first."""
-        if role == LEARNER:
-            return self.learner_stop_s
-        drain_s = self._config.actor.drain_timeout_s if role == ACTOR else 0.0
-        return OTHERS_STOP_S + drain_s
 
     def kill(self) -> list[str]:
         """Kill all roles at once. Return the names of those that are still there after `KILL_ALL_S`."""
@@ -260,21 +218,11 @@ class Crew:
     def _clean_up(self) -> None:
         # A learner that was killed could not remove its weights itself.
         shutil.rmtree(weights_folder(self._folder), ignore_errors=True)
-        self._save_state()
-
-    def _note_late(self, patience_s: float, names: Sequence[str]) -> None:
-        self._note(
-            f"waiting up to {patience_s:g} s for {', '.join(names)} to end; a second Ctrl-C kills all at once"
-        )
+        self._state.save(self.posts)
 
     def failed(self, name: str) -> RoleFailed:
-        """Return the error that says how a process ended: in its own words, or with the end of its log."""
-        post = self._post(name)
-        assert post.child is not None
-        how = how_it_ended(post, self._folder)
-        if not post.why and exit_codes.read_reason(self._folder, name):
-            return RoleFailed(f"{how} (log: {post.child.log})")
-        return RoleFailed(with_tail(how, post.child.log))
+        """Return the error that says how a process ended."""
+        return failure(self._post(name), self._folder)
 
     def _post(self, name: str) -> Post:
         return next(post for post in self.posts if post.name == name)
@@ -299,7 +247,7 @@ class Crew:
             raise RoleFailed(f"{tries}; at last {self.failed(post.name)}")
         soon = "now" if post.due <= now else f"in {post.due - now:.0f} s"
         self._note(f"{why}; starting it again {soon}")
-        self._save_state()
+        self._state.save(self.posts)
 
     def _start_if_possible(self, post: Post, now: float) -> None:
         """Start a process. If that fails, for example because the disk is full, plan the next attempt."""
@@ -316,39 +264,12 @@ class Crew:
         if post.name == LEARNER:
             (self._folder / PID_FILE).unlink(missing_ok=True)
             (self._folder / RESULT).unlink(missing_ok=True)
-            self._result_seen = None
+            self.learner_time.started()
             arguments += ["--resume"] if self._resume or again else []
-            arguments += ["--minutes", f"{self._minutes_left():.3f}"]
+            arguments += ["--minutes", f"{self.learner_time.minutes_left(time.monotonic()):.3f}"]
         exit_codes.clear_note(self._folder, post.name)
         command = role_command(role, self._folder, *arguments, ranks=post.ranks)
         env = environment(self._config, post.threads) | gpu_environment(post, self._placement, self._gpus)
         post.due, post.why = None, ""
         post.child = spawn(post.name, command, log=self._folder / "logs" / f"{post.name}.log", env=env)
         self._watchdog.started(post.name, post.child.started)
-
-    def _minutes_left(self) -> float:
-        """Return the rest of the run's time limit: a restarted learner does not get all of it again."""
-        now = time.monotonic()
-        if self._learner_began is None:
-            self._learner_began = now
-        return max(SHORTEST_MINUTES, self._config.run.max_minutes - (now - self._learner_began) / 60)
-
-    def _save_state(self) -> None:
-        """Write the file that tells `offbeat status` the processes even if the broker does not answer."""
-        state: dict[str, Any] = {"pid": os.getpid(), "http": self._config.broker.http, "processes": {}}
-        for post in self.posts:
-            state["processes"][post.name] = {
-                "pid": post.child.process.pid if post.child else 0,
-                "log": str(post.child.log) if post.child else "",
-                "restarts": post.backoff.total,
-                "last_reason": post.backoff.reasons[-1] if post.backoff.reasons else "",
-            }
-        path = self._folder / STATE_FILE
-        try:
-            write_whole(path, json.dumps(state, indent=1), durable=False)
-        except OSError as error:
-            if not self._unsaved:
-                self._note(f"{path}: {error}; `offbeat status` may name processes that are gone")
-            self._unsaved = True
-        else:
-            self._unsaved = False

@@ -7,9 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch import exit_codes
+from launch.errors import RoleFailed
 from launch.judge_role import JUDGE
 from launch.placement import Placement
-from launch.processes import RENDEZVOUS_S, Child, Ranks, oom_kills, ranks_of, role_environment, usable_cores
+from launch.processes import (
+    RENDEZVOUS_S,
+    Child,
+    Ranks,
+    oom_kills,
+    ranks_of,
+    role_environment,
+    usable_cores,
+    with_tail,
+)
 from launch.run_file.sections import RunConfig
 from launch.supervise.health import BROKER, STALL_MARGIN_S, Limits, role_of
 from launch.supervise.memory_errors import LINES, too_little_memory
@@ -125,6 +135,15 @@ def how_it_ended(post: Post, folder: Path) -> str:
         return f"{post.name} was ended by {signal.strsignal(-code)} (signal {-code}){why}"
     reason = short_of_memory(post, folder) or exit_codes.read_reason(folder, post.name)
     return f"{post.name} ended with code {code}{f': {reason}' if reason else ''}"
+
+
+def failure(post: Post, folder: Path) -> RoleFailed:
+    """Return the error that says how a process ended: in its own words, or with the end of its log."""
+    assert post.child is not None
+    how = how_it_ended(post, folder)
+    if not post.why and exit_codes.read_reason(folder, post.name):
+        return RoleFailed(f"{how} (log: {post.child.log})")
+    return RoleFailed(with_tail(how, post.child.log))
 
 
 def final(post: Post, folder: Path) -> bool:

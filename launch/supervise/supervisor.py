@@ -233,7 +233,7 @@ def watch(
             panel.note(f"stopping{': the learner writes a checkpoint' if config.learner.steps else ''}")
             crew.ask_learner_to_end()
             asked_at = time.monotonic()
-        if asked_at and (not crew.running(LEARNER) or time.monotonic() - asked_at > crew.learner_stop_s):
+        if asked_at and (not crew.running(LEARNER) or time.monotonic() - asked_at > crew.learner_time.stop_s):
             break
         time.sleep(POLL_S)
     panel.update(folder, config, restarts=crew.restarts, last=True)

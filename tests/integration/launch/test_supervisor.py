@@ -295,7 +295,7 @@ def test_a_second_interrupt_kills_everything_within_two_seconds_and_names_it(job
 
 
 def test_an_orderly_stop_says_who_is_waited_for(job, monkeypatch):
-    monkeypatch.setattr("launch.supervise.crew.LEARNER_STOP_S", 4.0)
+    monkeypatch.setattr("launch.supervise.learner_time.LEARNER_STOP_S", 4.0)
     run = job()
 
     def stop(job):
@@ -309,7 +309,7 @@ def test_an_orderly_stop_says_who_is_waited_for(job, monkeypatch):
 
 
 def test_a_learner_that_does_not_exit_after_its_result_is_killed(job, monkeypatch):
-    monkeypatch.setattr("launch.supervise.crew.LEARNER_EXIT_S", 1.0)
+    monkeypatch.setattr("launch.supervise.learner_time.LEARNER_EXIT_S", 1.0)
     run = job()
     run.run(lambda job: (job.folder / "result.json").write_text("{}") and job.until(lambda: job.over))
     assert any("has not ended within 1 s after its result" in note for note in run.panel.notes)
