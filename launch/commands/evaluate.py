@@ -18,7 +18,9 @@ from launch.run_file.load import load
 from launch.run_file.sections import ModelSection, RunConfig
 from launch.supervise import shared_memory
 from launch.supervise.crew import Crew
-from launch.supervise.supervisor import Interrupt, end, prepare_model, supervise
+from launch.supervise.interrupt import Interrupt
+from launch.supervise.model_process import prepare_model
+from launch.supervise.supervisor import end, supervise
 from launch.supervise.terminal.end_table import unanswered_text
 from launch.supervise.terminal.panel import Panel
 from learner.checkpoints.checkpoint_files import standing

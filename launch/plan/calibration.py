@@ -26,9 +26,11 @@ from launch.supervise import shared_memory
 from launch.supervise.broker_status import Poller, fetch
 from launch.supervise.crew import Crew
 from launch.supervise.health import BROKER
+from launch.supervise.interrupt import Interrupt
+from launch.supervise.model_process import prepare_model
 from launch.supervise.posts import LEARNER
 from launch.supervise.summary import read_metrics
-from launch.supervise.supervisor import Interrupt, await_broker, prepare_model
+from launch.supervise.supervisor import await_broker
 from launch.supervise.terminal.panel import Panel
 from protocol.messages import GeneratorInfo
 

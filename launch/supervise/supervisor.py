@@ -3,16 +3,13 @@
 import contextlib
 import json
 import logging
-import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from launch import run_folder
-from launch.errors import NothingTrained, RoleFailed
+from launch.errors import NothingTrained
 from launch.exit_codes import FINAL, leave_note, read_note
-from launch.processes import role_command, role_environment, spawn, stop, tail
 from launch.resuming import nothing_left, what_changed
 from launch.run_file.keys_folder import http_keys, prepare_keys
 from launch.run_file.sections import RunConfig
@@ -20,6 +17,8 @@ from launch.supervise import shared_memory
 from launch.supervise.broker_status import Poller, fetch_weights_server
 from launch.supervise.crew import Crew
 from launch.supervise.health import BROKER
+from launch.supervise.interrupt import Interrupt
+from launch.supervise.model_process import prepare_model
 from launch.supervise.posts import BROKER_START_S, LEARNER
 from launch.supervise.starting import Starting, keep_starts, last_starts
 from launch.supervise.summary import Summary, write_summary
@@ -31,15 +30,6 @@ from protocol.security.http_tls import scheme
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-PREPARE_S = 7200.0
-MAKING = "model: making and warm-starting it, unless it is cached (usually under a minute, or 5 s)"
-DOWNLOADING = "model: finding it, or downloading it from the hub"
-WORDS: dict[int, str] = {
-    signal.SIGINT: "Ctrl-C",
-    signal.SIGTERM: "SIGTERM",
-    signal.SIGHUP: "SIGHUP (its terminal closed)",
-}
-"""Names of the signals that end a run, for people."""
 
 
 def train(
@@ -63,16 +53,9 @@ def train(
     folder = run_folder.create(config, resume=resume)
     if from_step is not None:
         run_folder.check_step(folder, from_step)
-    with contextlib.ExitStack() as held:
-        held.enter_context(run_folder.claim(folder))
-        # Sweep before `own` takes the lock, to remove what an earlier start of this run has left, too.
-        for left in shared_memory.sweep():
-            panel.note(f"removed {left}, left by a run that was killed")
-        held.enter_context(shared_memory.hold_folder(folder))
-        for line in what_changed(config, folder, accepted=changed) if resume else ():
+    with held(folder, panel.note):
+        for line in resumed_with(config, folder, from_step, changed=changed) if resume else ():
             panel.note(line)
-        if resume and from_step is None and (said := nothing_left(config, folder)):
-            panel.note(said)
         config = run_folder.with_ports(config)
         run_folder.save_config(config, folder / run_folder.CONFIG)
         method = f", method {config.method}" if config.method else ""
@@ -101,13 +84,35 @@ def train(
     return summary
 
 
+@contextlib.contextmanager
+def held(folder: Path, note: Callable[[str], None]) -> Iterator[None]:
+    """Hold the run folder and its folder in shared memory, and remove what killed runs have left there."""
+    with run_folder.claim(folder):
+        # Sweep before `hold_folder` takes the lock, to remove what an earlier start of this run has left, too.
+        for left in shared_memory.sweep():
+            note(f"removed {left}, left by a run that was killed")
+        with shared_memory.hold_folder(folder):
+            yield
+
+
+def resumed_with(config: RunConfig, folder: Path, from_step: int | None, *, changed: bool) -> Iterator[str]:
+    """Yield what to say of a run that is resumed: what has changed, and whether there is anything left to do.
+
+    Raises:
+        ConfigError: a change that was not accepted.
+    """
+    yield from what_changed(config, folder, accepted=changed)
+    if from_step is None and (said := nothing_left(config, folder)):
+        yield said
+
+
 def release_hosts(config: RunConfig, folder: Path) -> None:
     """Leave a note that ends the learner's other hosts, which would wait for this one in vain."""
     if config.learner.nodes > 1 and read_note(folder, LEARNER) != FINAL:
         leave_note(folder, LEARNER, FINAL, "offbeat train has ended on the first host")
 
 
-def end(crew: Crew, interrupt: "Interrupt", note: Callable[[str], None]) -> list[str]:
+def end(crew: Crew, interrupt: Interrupt, note: Callable[[str], None]) -> list[str]:
     """Stop all roles in order, or kill them all after a second interrupt. Return who had to be killed."""
     if not interrupt.again:
         try:
@@ -121,7 +126,7 @@ def end(crew: Crew, interrupt: "Interrupt", note: Callable[[str], None]) -> list
     return running
 
 
-def how_it_ended(folder: Path, interrupt: "Interrupt") -> str:
+def how_it_ended(folder: Path, interrupt: Interrupt) -> str:
     """Return what ended the run, in the user's words: the learner knows the supervisor's signal only.
 
     Raises:
@@ -141,7 +146,7 @@ def supervise(
     config: RunConfig,
     folder: Path,
     panel: Panel,
-    interrupt: "Interrupt",
+    interrupt: Interrupt,
     *,
     resume: bool,
     from_step: int | None = None,
@@ -173,7 +178,7 @@ def supervise(
             weights.close()
 
 
-def await_broker(crew: Crew, poller: Poller, interrupt: "Interrupt") -> None:
+def await_broker(crew: Crew, poller: Poller, interrupt: Interrupt) -> None:
     """Wait until the broker answers for the first time.
 
     Raises:
@@ -198,7 +203,7 @@ def watch(
     config: RunConfig,
     folder: Path,
     panel: Panel,
-    interrupt: "Interrupt",
+    interrupt: Interrupt,
     weights: Poller | None = None,
 ) -> None:
     """Restart processes that end or hang, show progress and pass an interrupt on, until the learner is done.
@@ -218,9 +223,7 @@ def watch(
                 joined |= LEARNER in names
                 if not asked_at:
                     crew.start_next(names)
-                if said := starting.look(names, crew.ages(answer.at)):
-                    panel.joined(said, starting.done)
-                    keep_starts(config.run.dir, starting.took)
+                show_joined(panel, starting, names, crew.ages(answer.at), config.run.dir)
         if weights is not None and (answer := weights.take()):
             crew.examine_weights(answer)
         if not asked_at:
@@ -241,62 +244,24 @@ def watch(
         raise crew.failed(LEARNER)
 
 
+def show_joined(
+    panel: Panel, starting: Starting, names: Sequence[str], ages: Mapping[str, float], runs: Path
+) -> None:
+    """Say who has joined the broker, and keep how long that took for the next start.
+
+    Args:
+        names: processes that have joined.
+        ages: seconds since the start of each process.
+        runs: folder of run folders.
+    """
+    if said := starting.look(names, ages):
+        panel.joined(said, starting.done)
+        keep_starts(runs, starting.took)
+
+
 def size_of(path: Path) -> int:
     """Return the size of a file in bytes, 0 if it is not there."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def prepare_model(config: RunConfig, folder: Path, panel: Panel, interrupt: "Interrupt") -> None:
-    """Make the tiny model, or download the model of the hub, in a separate process. A model that is here is kept.
-
-    Roles that start together would all download it, within the time that they have to join.
-
-    Raises:
-        RoleFailed: the process failed, or took longer than `PREPARE_S`.
-        KeyboardInterrupt: the user interrupted.
-    """
-    there = config.model.local if config.model.path else config.model.tiny is None
-    if there:
-        return
-    making = DOWNLOADING if config.model.path else MAKING
-    env = role_environment(1, local_model=config.model.local)
-    child = spawn("model", role_command("model", folder), log=folder / "logs" / "model.log", env=env)
-    begun = time.monotonic()
-    deadline = begun + PREPARE_S
-    while child.running:
-        panel.stage(making, time.monotonic() - begun)
-        if interrupt.asked or time.monotonic() > deadline:
-            stop([child], patience_s=5.0)
-        if interrupt.asked:
-            raise KeyboardInterrupt
-        time.sleep(POLL_S)
-    if child.process.returncode != 0:
-        late = f" (stopped after {PREPARE_S:g} s)" if time.monotonic() > deadline else ""
-        raise RoleFailed(
-            f"model ended with code {child.process.returncode}{late}; the end of {child.log}:\n{child.tail()}"
-        )
-    panel.note("model: " + tail(child.log, 1).split(": ", 1)[-1])
-
-
-class Interrupt:
-    """Turns the first SIGINT, SIGTERM or SIGHUP into an orderly stop; the second raises KeyboardInterrupt."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self.again = False
-        """True after the second signal. Further ones are ignored."""
-        self.word = ""
-        """Name of the first signal for people; "" before it."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._signal)
-
-    def _signal(self, number: int, frame: FrameType | None) -> None:
-        if self.again:
-            return
-        if self.asked:
-            self.again = True
-            raise KeyboardInterrupt
-        self.asked, self.word = True, WORDS.get(number, "a signal")

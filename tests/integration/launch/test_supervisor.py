@@ -14,7 +14,8 @@ from launch import exit_codes, run_folder
 from launch.errors import NothingTrained, RoleFailed
 from launch.run_file.load import check
 from launch.supervise.crew import Crew
-from launch.supervise.supervisor import end, how_it_ended, prepare_model, supervise
+from launch.supervise.model_process import prepare_model
+from launch.supervise.supervisor import end, how_it_ended, supervise
 from learner.checkpoints import checkpoint_files
 
 FAKE = Path(__file__).with_name("fake_role.py")
@@ -148,7 +149,7 @@ def test_a_model_of_the_hub_is_downloaded_once_before_the_roles_start(tmp_path, 
     def command(role, run_dir):
         return [sys.executable, "-c", f"print('INFO model: {role} is there')"]
 
-    monkeypatch.setattr("launch.supervise.supervisor.role_command", command)
+    monkeypatch.setattr("launch.supervise.model_process.role_command", command)
     panel = Silent()
     config = check({"model": {"path": path}, "env": {"name": "calculator"}}, "test")
     prepare_model(config, tmp_path, panel, panel)
