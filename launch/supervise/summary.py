@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,26 +13,39 @@ from learner.checkpoints.models import best_model, best_of, score_of
 from learner.run_files import METRICS, RESULT
 
 SCHEMA = 1
+COUNTS = (
+    "tokens_generated",
+    "tokens_trained",
+    "tokens_replayed",
+    "trajectories_trained",
+    "trajectories_by_outcome",
+    "tokens_by_outcome",
+    "episodes",
+)
+"""What the learner's report and the summary count alike."""
 Summary = dict[str, Any]
 
 
-def write_summary(
-    config: RunConfig,
-    folder: Path,
-    *,
-    ended_by: str,
-    wall_seconds: float,
-    killed: list[str],
-    restarts: dict[str, int],
-    restart_reasons: list[str],
-    resumed: bool = False,
-) -> Summary:
+@dataclass(frozen=True)
+class Course:
+    """What the supervisor knows of a run that has ended."""
+
+    ended_by: str
+    wall_seconds: float
+    """Seconds from this start to the end."""
+    killed: list[str]
+    """Processes that had to be killed at the end."""
+    restarts: dict[str, int]
+    """Number of restarts of each role."""
+    restart_reasons: list[str]
+    resumed: bool = False
+
+
+def write_summary(config: RunConfig, folder: Path, course: Course) -> Summary:
     """Write and return the summary of the learner's report and metrics file, and draw the learning curve."""
     result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     lines = read_metrics(folder)
-    unnamed = of_set(result["evaluations"], "")
-    evaluations = {e["tag"]: e for e in unnamed}
-    steps = [m for m in lines if "learner/policy_version" in m]
+    deciding = next(iter(config.learner.evaluation_sets), "")
     curve = folder / "learning_curve.png"
     draw_curve(lines, result["evaluations"], curve, title=folder.name)
     summary: Summary = {
@@ -40,52 +54,57 @@ def write_summary(
         "method": config.method,
         "mode": config.run.mode,
         "seed": config.run.seed,
-        "ended_by": ended_by,
+        "ended_by": course.ended_by,
         "steps": result["steps"],
         "policy_version": result["policy_version"],
         "parameters": result["parameters"],
-        "wall_seconds": wall_seconds,
+        "wall_seconds": course.wall_seconds,
         "training_seconds": result["wall_seconds"],
-        "resumed": resumed,
-        "accuracy": {
-            "before": evaluations.get("before", {}).get("accuracy"),
-            "after": evaluations.get("after", {}).get("accuracy"),
-            "tasks": evaluations.get("before", {}).get("tasks", 0),
-        },
-        "held_out_return": {
-            "before": evaluations.get("before", {}).get("return_mean"),
-            "after": evaluations.get("after", {}).get("return_mean"),
-        },
+        "resumed": course.resumed,
+        **before_and_after(result["evaluations"]),
         "evaluations": result["evaluations"],
-        "best": best_entry(
-            result["evaluations"],
-            next(iter(config.learner.evaluation_sets), ""),
-            folder,
-            last=result["steps"],
-        ),
-        "tokens_generated": result["tokens_generated"],
-        "tokens_trained": result["tokens_trained"],
-        "tokens_replayed": result["tokens_replayed"],
-        "trajectories_trained": result["trajectories_trained"],
-        "trajectories_by_outcome": result["trajectories_by_outcome"],
-        "tokens_by_outcome": result["tokens_by_outcome"],
-        "episodes": result["episodes"],
+        "best": best_entry(result["evaluations"], deciding, folder, last=result["steps"]),
+        **{name: result[name] for name in COUNTS},
         "policy_lag": {**result["policy_lag"], "bound": config.max_policy_lag},
-        "idle_share": {
-            "learner": result["wait_seconds"] / max(1e-9, result["step_seconds"]),
-            "generator": generator_idle_share(steps),
-        },
+        "idle_share": idle_shares(result, lines),
         "seconds": {name: result[f"{name}_seconds"] for name in ("wait", "update", "publish")},
         "skipped_steps": result["skipped_steps"],
-        "restarts": restarts,
-        "restart_reasons": restart_reasons,
-        "killed_processes": killed,
+        "restarts": course.restarts,
+        "restart_reasons": course.restart_reasons,
+        "killed_processes": course.killed,
         "tensorboard": str(folder / "tb"),
         "learning_curve": str(curve),
         "model": str(folder / "model"),
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     return summary
+
+
+def before_and_after(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return accuracy and mean return of the unnamed set before and after training; None where nobody measured."""
+    by_tag = {e["tag"]: e for e in of_set(evaluations, "")}
+    before, after = by_tag.get("before", {}), by_tag.get("after", {})
+    return {
+        "accuracy": {
+            "before": before.get("accuracy"),
+            "after": after.get("accuracy"),
+            "tasks": before.get("tasks", 0),
+        },
+        "held_out_return": {"before": before.get("return_mean"), "after": after.get("return_mean")},
+    }
+
+
+def idle_shares(result: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return which share of their time learner and generators had nothing to do.
+
+    Args:
+        result: the learner's report.
+        lines: of the metrics file.
+    """
+    return {
+        "learner": result["wait_seconds"] / max(1e-9, result["step_seconds"]),
+        "generator": generator_idle_share([m for m in lines if "learner/policy_version" in m]),
+    }
 
 
 def of_set(evaluations: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
@@ -119,7 +138,7 @@ def best_entry(
     return {"step": best["step"], "score": score_of(best), "model": model}
 
 
-def generator_idle_share(steps: list[dict[str, Any]]) -> float:
+def generator_idle_share(steps: Sequence[Mapping[str, Any]]) -> float:
     """Return the share of the generators' serving time, from first to last step, without a running request.
 
     The counters begin again at 0 when a broker or a generator restarts; such a step back counts as nothing.

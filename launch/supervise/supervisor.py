@@ -21,7 +21,7 @@ from launch.supervise.interrupt import Interrupt
 from launch.supervise.model_process import prepare_model
 from launch.supervise.posts import BROKER_START_S, LEARNER
 from launch.supervise.starting import Starting, keep_starts, last_starts
-from launch.supervise.summary import Summary, write_summary
+from launch.supervise.summary import Course, Summary, write_summary
 from launch.supervise.terminal.panel import Panel
 from learner.checkpoints.checkpoint_files import step_back
 from learner.run_files import CHECKPOINTS, METRICS, RESULT
@@ -70,9 +70,7 @@ def train(
             panel.close()
         if interrupt.again:
             raise KeyboardInterrupt
-        summary = write_summary(
-            config,
-            folder,
+        course = Course(
             ended_by=how_it_ended(folder, interrupt),
             wall_seconds=time.monotonic() - started,
             killed=stubborn,
@@ -80,6 +78,7 @@ def train(
             restart_reasons=crew.restart_reasons,
             resumed=resume,
         )
+        summary = write_summary(config, folder, course)
     panel.show(summary)
     return summary
 
