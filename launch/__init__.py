@@ -8,5 +8,5 @@
 - `resuming`: what `--resume` goes on from.
 - `placement`: which GPUs each process gets. `hardware`: settings that follow from them.
 - `role`, `by_hand`, `ranks`, `weights_role`, `judge_role`: run one role in one process. `supervise/`: `offbeat train`.
-- `processes`: child processes that die with their parent. `logs`, `errors`, `exit_codes`: for all roles.
+- `processes/`: child processes that die with their parent. `logs`, `errors`, `exit_codes`: for all roles.
 """

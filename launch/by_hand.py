@@ -5,7 +5,7 @@ import os
 from launch import exit_codes, run_folder
 from launch.errors import ConfigError
 from launch.preflight.decided import decided_by_hand
-from launch.processes import ranks_of, role_command, role_environment
+from launch.processes.role_command import ranks_of, role_command, role_environment
 from launch.run_file.sections import RunConfig
 from learner.run_files import METRICS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from launch.errors import ConfigError, NotThereYet
-from launch.processes import free_ports
+from launch.processes.ports import free_ports
 from launch.resuming import CONFIG, newest_begun
 from launch.run_file.sections import RunConfig
 from learner.checkpoints.checkpoint_files import find

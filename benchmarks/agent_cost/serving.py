@@ -17,7 +17,7 @@ from actors.config import GeneratorConfig
 from actors.generator.vllm_engine import engine_arguments
 from benchmarks.agent_process import AgentProcess
 from benchmarks.generation.arms import Meter, Outcome, children
-from launch.processes import free_port
+from launch.processes.ports import free_port
 
 START_S = 180.0
 POLL_S = 0.2

@@ -38,7 +38,7 @@ from benchmarks.broker.others import (
 from benchmarks.report import save_results
 from broker.config import BrokerConfig
 from broker.service import serve
-from launch.processes import free_port, free_ports
+from launch.processes.ports import free_port, free_ports
 from protocol.security.key_files import make
 
 SIZES = {"1 KB": 1 << 10, "16 KB": 1 << 14, "128 KB": 1 << 17, "1 MB": 1 << 20}

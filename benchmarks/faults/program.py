@@ -42,7 +42,7 @@ from benchmarks.faults.system import START_S, Deadlock, System
 from benchmarks.faults.table import failures, lines_of, load, merged, read_lines, table
 from benchmarks.faults.wire import Wire
 from benchmarks.report import save_results
-from launch.processes import free_ports
+from launch.processes.ports import free_ports
 from learner.run_files import SHARED_MEMORY
 
 NEEDS_NETWORK = ("network cut", "network cut one way", "network slow")

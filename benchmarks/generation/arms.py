@@ -18,7 +18,7 @@ from typing import Any
 from actors.config import ActorConfig, GeneratorConfig
 from broker.config import BrokerConfig
 from envs.config import EnvConfig
-from launch.processes import free_port
+from launch.processes.ports import free_port
 from protocol.codec import decode_delivery
 from protocol.link import ThreadLink
 from protocol.messages import (

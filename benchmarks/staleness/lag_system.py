@@ -23,7 +23,8 @@ import msgspec
 from benchmarks.report import measured
 from envs.base import Split
 from launch import run_folder
-from launch.processes import Child, role_command, spawn, stop
+from launch.processes.child import Child, spawn, stop
+from launch.processes.role_command import role_command
 from launch.run_file.sections import RunConfig
 from launch.supervise.health import BROKER
 from launch.supervise.posts import environment, posts

@@ -9,7 +9,7 @@ from pathlib import Path
 from launch import logs, run_folder
 from launch.commands import recording
 from launch.errors import ConfigError
-from launch.processes import role_environment
+from launch.processes.role_command import role_environment
 from launch.resuming import BY_HAND
 from launch.run_file.sections import RunConfig
 from learner.retrain.recorded import RecordedStep

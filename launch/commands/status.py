@@ -15,7 +15,7 @@ from typing import Any
 from launch.commands.ended import ended_page, seconds_since_end, summary_of
 from launch.errors import ConfigError, NoAnswer
 from launch.logs import plain
-from launch.processes import tail
+from launch.processes.child import tail
 from launch.run_file.keys_folder import http_keys, keys_folder
 from launch.run_file.sections import RunConfig
 from launch.run_folder import CONFIG, load_config, megabytes

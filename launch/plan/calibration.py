@@ -19,7 +19,7 @@ from launch.plan.model import WARM_UP_STEPS, setting_of
 from launch.plan.probe import Probe, probe
 from launch.plan.rates import MeasuredRates
 from launch.plan.reading import Observations, read, turn_lengths
-from launch.processes import stop
+from launch.processes.child import stop
 from launch.run_file.keys_folder import http_keys, prepare_keys
 from launch.run_file.sections import RunConfig
 from launch.supervise import shared_memory

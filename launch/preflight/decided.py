@@ -8,7 +8,7 @@ from launch.placement import JUDGE, LEARNER, VARIABLE, Placement, placement, unu
 from launch.preflight.gpu_memory import Gpu, too_little_gpu_memory
 from launch.preflight.gpu_trial import try_gpus, unusable, without_bfloat16
 from launch.preflight.memory import ModelSize
-from launch.processes import usable_cores
+from launch.processes.kernel import usable_cores
 from launch.run_file.sections import RunConfig
 
 

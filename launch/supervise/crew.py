@@ -8,14 +8,8 @@ from pathlib import Path
 from launch import exit_codes
 from launch.errors import RoleFailed
 from launch.placement import placement, visible_gpus
-from launch.processes import (
-    dump_stacks,
-    kill,
-    kill_all,
-    role_command,
-    spawn,
-    vitals,
-)
+from launch.processes.child import dump_stacks, kill, kill_all, spawn, vitals
+from launch.processes.role_command import role_command
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
 from launch.supervise.health import BROKER, Watchdog, role_of

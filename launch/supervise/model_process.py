@@ -4,7 +4,8 @@ import time
 from pathlib import Path
 
 from launch.errors import RoleFailed
-from launch.processes import role_command, role_environment, spawn, stop, tail
+from launch.processes.child import spawn, stop, tail
+from launch.processes.role_command import role_command, role_environment
 from launch.run_file.sections import RunConfig
 from launch.supervise.interrupt import Interrupt
 from launch.supervise.terminal.panel import Panel

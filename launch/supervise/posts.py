@@ -10,16 +10,9 @@ from launch import exit_codes
 from launch.errors import RoleFailed
 from launch.judge_role import JUDGE
 from launch.placement import Placement
-from launch.processes import (
-    RENDEZVOUS_S,
-    Child,
-    Ranks,
-    oom_kills,
-    ranks_of,
-    role_environment,
-    usable_cores,
-    with_tail,
-)
+from launch.processes.child import Child, with_tail
+from launch.processes.kernel import oom_kills, usable_cores
+from launch.processes.role_command import RENDEZVOUS_S, Ranks, ranks_of, role_environment
 from launch.run_file.sections import RunConfig
 from launch.supervise.health import BROKER, STALL_MARGIN_S, Limits, role_of
 from launch.supervise.memory_errors import LINES, too_little_memory

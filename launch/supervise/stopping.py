@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from launch.processes import stop
+from launch.processes.child import stop
 from launch.supervise.health import BROKER, role_of
 from launch.supervise.posts import ACTOR, LEARNER, Post
 from learner.run_files import PID_FILE

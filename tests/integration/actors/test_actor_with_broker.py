@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from launch.processes import free_ports
+from launch.processes.ports import free_ports
 from protocol.codec import decode_delivery
 from protocol.link import AsyncLink
 from protocol.messages import Commit, Deliver, DeliveryCredit, Hello, PutTasks, Sampling

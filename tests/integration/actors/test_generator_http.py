@@ -15,7 +15,7 @@ import pytest
 
 from actors.config import GeneratorConfig
 from actors.generator.process import serve_generator
-from launch.processes import free_port, free_ports
+from launch.processes.ports import free_port, free_ports
 from protocol.link import ThreadLink
 from protocol.messages import Generators, Hello, PublishWeights
 from tests.integration.actors.generator_harness import RUN, ActorStub, Running

@@ -12,7 +12,9 @@ from envs.errors import EnvError, NotStarted
 from envs.rows.judge import OWN, OWN_KEY, OWN_URL, Judge, JudgeSettings
 from launch import run_folder
 from launch.judge_role import actor_environment
-from launch.processes import free_port, role_command, role_environment, spawn, stop
+from launch.processes.child import spawn, stop
+from launch.processes.ports import free_port
+from launch.processes.role_command import role_command, role_environment
 from launch.run_file.load import check
 from launch.tokenizer import make_tokenizer, save_tokenizer
 from learner.warmstart import make_tiny_model

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from launch import exit_codes
-from launch.processes import Ranks, free_port
+from launch.processes.ports import free_port
+from launch.processes.role_command import Ranks
 
 RANK = """
 import sys

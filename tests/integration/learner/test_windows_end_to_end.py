@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from launch.processes import free_ports
+from launch.processes.ports import free_ports
 from learner.config import LearnerConfig
 from learner.intake.curriculum import Curriculum
 from learner.intake.deliveries import receive

@@ -22,7 +22,7 @@ from protocol.security import key_files
 from protocol.codec import decode_delivery, encode_arrays
 from protocol.link import ThreadLink
 from protocol.messages import *
-from launch.processes import free_port
+from launch.processes.child import free_port
 
 def forbidden(*arguments, **settings):
     print("UNPICKLED", flush=True)

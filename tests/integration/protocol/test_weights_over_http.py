@@ -29,7 +29,7 @@ from actors.config import GeneratorConfig
 from actors.generator.weights.cache import Cache, cache_folder
 from actors.generator.weights.relay import relay
 from actors.generator.weights.staging import Announced, Stage
-from launch.processes import free_port
+from launch.processes.ports import free_port
 from launch.run_file.sections import RunConfig
 from launch.run_folder import save_config
 from launch.weights_role import weights_url

@@ -10,7 +10,9 @@ import pytest
 
 from launch import cli, exit_codes
 from launch.errors import RoleFailed
-from launch.processes import Ranks, dump_stacks, kill, role_command, role_environment, spawn, usable_cores
+from launch.processes.child import dump_stacks, kill, spawn
+from launch.processes.kernel import usable_cores
+from launch.processes.role_command import Ranks, role_command, role_environment
 from launch.run_file.load import check
 from launch.supervise.supervisor import train
 from launch.supervise.terminal.panel import Panel

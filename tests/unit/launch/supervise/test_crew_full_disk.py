@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.processes import Child
+from launch.processes.child import Child
 from launch.run_file.load import check
 from launch.supervise import crew as crew_module
 from launch.supervise.crew import START_RETRY_S, Crew

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from launch import processes
-from launch.processes import Child, tail
+from launch.processes import kernel
+from launch.processes.child import Child, tail
 from launch.supervise import posts
 from launch.supervise.memory_errors import too_little_memory
 from launch.supervise.posts import Post, how_it_ended
@@ -75,4 +75,4 @@ def test_a_kill_by_a_kernel_without_memory_is_named(tmp_path, monkeypatch, kills
 
 
 def test_the_kernel_counts_its_kills():
-    assert processes.oom_kills() >= 0
+    assert kernel.oom_kills() >= 0
