@@ -1,6 +1,6 @@
 """Command line, run file, supervisor, and the start of each role's process. Holds no logic of a role.
 
-- `cli`: the command `offbeat`. `commands/`: its verbs on an existing run. `plan/`: `offbeat plan`.
+- `cli`, `arguments`: the command `offbeat`. `commands/`: its verbs on an existing run. `plan/`: `offbeat plan`.
 - `reference/`: writes the pages of docs/ that are generated from the code.
 - `preflight/`: tries folder, model and environment before anything starts.
 - `run_file/`: sections, loading, rules. `run_folder`, `model`, `tokenizer`: a run's folder and model.

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli import GROUPS, main, parser
+from launch.arguments import GROUPS, parser
+from launch.cli import main
 
 ROOT = Path(__file__).parents[3]
 

@@ -4,7 +4,7 @@ import argparse
 import re
 from pathlib import Path
 
-from launch.cli import parser
+from launch.arguments import parser
 
 README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
 

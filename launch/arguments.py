@@ -1,0 +1,188 @@
+"""The arguments of the command `offbeat`: every verb, its help, and the groups in which it is shown."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from launch.commands.envs_arguments import add_envs
+from launch.commands.journal_arguments import add_journal
+from launch.commands.keys import add_keys
+from launch.plan.arguments import add_plan
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""What the commands are added to."""
+
+GROUPS = {
+    "every day": ("train", "check", "status", "samples", "recipes"),
+    "look into a run, or plan one": ("eval", "journal", "retrain", "plan"),
+    "prepare": ("model", "keys"),
+    "one role by hand, in this terminal": (
+        "broker",
+        "learner",
+        "generator",
+        "actor",
+        "weights",
+        "judge",
+        "envs",
+    ),
+}
+"""Commands in the order in which `offbeat --help` shows them."""
+EPILOG = """
+A run file is a TOML file, or a name that `offbeat recipes` lists. Behind it stand overrides of its settings:
+
+  offbeat train spell_backward learner.steps=20 run.seed=1
+
+Roles by hand need fixed ports, for example broker.endpoint=tcp://127.0.0.1:5755 broker.http=127.0.0.1:5756,
+the same for all of them. `offbeat COMMAND --help` explains a command.
+"""
+COMMANDS = {
+    "train": "start all roles on this machine, train, stop them, write a summary",
+    "broker": "run the broker in this terminal",
+    "learner": "run the learner in this terminal",
+    "generator": "run one generator in this terminal",
+    "actor": "run one actor in this terminal",
+    "weights": "serve the learner's versions to other hosts, from its host, in this terminal",
+    "judge": "run the model that gives rewards ([judge] in the run file) in this terminal",
+    "check": "check a run file, its model and its environment; start nothing",
+    "model": "make, download or convert the model of a run file, unless it is cached",
+}
+BY_HAND = ("broker", "learner", "generator", "actor", "weights", "judge")
+"""Commands that become a role. Their exit code says whether another start could help, see `launch.exit_codes`."""
+RUN_FILE = "TOML file, or a name that `offbeat recipes` lists, for example spell_backward"
+OVERRIDES = "settings in place of the file's, for example learner.steps=20"
+NO_RUN_FILE = ("recipes", "status", "samples", "journal", "keys", "retrain")
+"""Commands that read no run file, and so take no overrides."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands' arguments."""
+    main_parser = argparse.ArgumentParser(
+        prog="offbeat",
+        usage="offbeat COMMAND ...",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = main_parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS, prog="offbeat"
+    )
+    add_recipes(commands)
+    add_retrain(commands)
+    add_status(commands)
+    add_samples(commands)
+    add_journal(commands)
+    add_keys(commands)
+    add_plan(commands)
+    add_eval(commands)
+    add_envs(commands, RUN_FILE, OVERRIDES)
+    for name, text in COMMANDS.items():
+        add_with_run_file(commands, name, text)
+    texts = {action.dest: action.help or "" for action in commands._get_subactions()}
+    main_parser.description = grouped(texts)
+    return main_parser
+
+
+def add_recipes(commands: Commands) -> None:
+    """Add the arguments of `offbeat recipes`."""
+    text = "list the shipped run files, or print one: needs, page, and all settings, merged"
+    recipes = commands.add_parser("recipes", help=text, description=text)
+    recipes.add_argument("name", nargs="?", help="print this one; the output is a run file, too")
+
+
+def add_retrain(commands: Commands) -> None:
+    """Add the arguments of `offbeat retrain`."""
+    text = "train again what a run was trained on, from its journal; publishes nothing"
+    retrain = commands.add_parser("retrain", help=text, description=text)
+    retrain.add_argument("run", type=Path, help="run folder")
+    retrain.add_argument("--steps", type=int, help="train only the first STEPS steps again; default: all")
+    retrain.add_argument("--out", type=Path, help="folder for the model; default: RUN/retrained")
+
+
+def add_status(commands: Commands) -> None:
+    """Add the arguments of `offbeat status`."""
+    text = "show a run: its processes, who waits for whom and for how long, queues, ledger, journal"
+    status = commands.add_parser("status", help=text, description=text)
+    status.add_argument(
+        "target", nargs="?", default="", help="run folder, or address of the broker; default: newest run"
+    )
+    status.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    status.add_argument("--json", action="store_true", help="what the broker says, for programs")
+    status.add_argument("-v", "--verbose", action="store_true", help="all numbers of queues and journal")
+    status.add_argument(
+        "--keys", type=Path, help="keys folder with the token, for a broker named by its address"
+    )
+
+
+def add_with_run_file(commands: Commands, name: str, text: str) -> None:
+    """Add the arguments of a command of `COMMANDS`, which takes a run file and overrides."""
+    command = commands.add_parser(name, help=text, description=text)
+    command.add_argument("run_file", type=Path, help=RUN_FILE)
+    command.add_argument("overrides", nargs="*", metavar="section.field=value", help=OVERRIDES)
+    if name in ("train", "learner"):
+        command.add_argument(
+            "--resume", action="store_true", help="go on from the newest checkpoint of this run"
+        )
+        command.add_argument(
+            "--from",
+            type=int,
+            dest="from_step",
+            metavar="STEP",
+            help="with --resume: go back to the checkpoint of this step; later ones are given up",
+        )
+    if name == "train":
+        command.add_argument(
+            "--changed",
+            action="store_true",
+            help="with --resume: accept another seed, environment, model, reward or family",
+        )
+    if name == "learner":
+        command.add_argument(
+            "--node",
+            type=int,
+            default=0,
+            help="number of this host, if learner.nodes is above 1; default: 0",
+        )
+    if name in ("generator", "actor"):
+        command.add_argument("--name", default=f"{name}-0", help="unique among all peers")
+
+
+def add_samples(commands: Commands) -> None:
+    """Add the arguments of `offbeat samples`."""
+    text = "show what the model wrote: prompts, answers, rewards, advantages, versions"
+    samples = commands.add_parser("samples", help=text, description=text)
+    samples.add_argument("run", nargs="?", default="", help="run folder; default: newest run")
+    which = samples.add_mutually_exclusive_group()
+    for name, what in (
+        ("worst", "lowest returns first"),
+        ("best", "highest returns first"),
+        ("failed", "episodes that failed, and why"),
+    ):
+        which.add_argument(f"--{name}", dest="only", action="store_const", const=name, default="", help=what)
+    samples.add_argument("--heldout", action="store_true", help="only answers to held-out tasks")
+    samples.add_argument("--step", type=int, help="only of this learner step, or of the evaluation after it")
+    samples.add_argument("-n", type=int, default=5, metavar="COUNT", help="most samples shown; default: 5")
+    samples.add_argument("--json", action="store_true", help="lines of JSON, for programs")
+
+
+def add_eval(commands: Commands) -> None:
+    """Add the arguments of `offbeat eval`."""
+    text = (
+        "evaluate the newest weights of a run, or a model, on the held-out tasks of a run file; train nothing"
+    )
+    command = commands.add_parser("eval", help=text, description=text)
+    command.add_argument("target", help="run folder, model folder, or the name of a model on the hub")
+    command.add_argument("run_file", type=Path, help=RUN_FILE)
+    command.add_argument("overrides", nargs="*", metavar="section.field=value", help=OVERRIDES)
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the result for programs, too")
+
+
+def grouped(texts: Mapping[str, str]) -> str:
+    """Return the list of commands for `offbeat --help`, in the groups of `GROUPS`.
+
+    Args:
+        texts: what each command does, by its name.
+    """
+    lines = []
+    for title, names in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:<11}{texts[name]}" for name in names)]
+    return "\n".join(lines).strip()
