@@ -111,6 +111,25 @@ def draw_turns(rates: EpisodeRates, rng: random.Random, between: float) -> list[
     return turns
 
 
+def draw_unit(
+    index: int, rates: EpisodeRates, setting: Setting, between: float, min_version: int
+) -> SimulatedUnit:
+    """Return a unit whose episodes follow from its index and the seed of the setting.
+
+    Args:
+        between: seconds that each turn waits in addition to its tool.
+        min_version: oldest version that may sample the episodes.
+    """
+    unit = SimulatedUnit(index, out=setting.members)
+    for member in range(setting.members):
+        rng = random.Random(f"{setting.seed}/{index}/{member}")
+        episode = SimulatedEpisode(unit, draw_turns(rates, rng, between))
+        episode.min_version = min_version
+        episode.trained = member < setting.members - setting.baselines
+        unit.episodes.append(episode)
+    return unit
+
+
 class SimulatedGenerator:
     """One generator process.
 

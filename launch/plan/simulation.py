@@ -12,38 +12,24 @@ The simulation follows the rules of the system:
 docs/run/capacity.md says what is left out.
 """
 
-import heapq
-import itertools
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 from launch.errors import Stuck
+from launch.plan.actors import SimulatedActors
+from launch.plan.clock import SimulatedWork, VirtualClock
+from launch.plan.ledger import SimulatedLedger
 from launch.plan.parts import (
     Setting,
     SimulatedEpisode,
     SimulatedGenerator,
     SimulatedUnit,
     between,
-    draw_turns,
+    draw_unit,
 )
 from launch.plan.rates import MeasuredRates
-
-
-@dataclass
-class SimulatedLedger:
-    """Action tokens by outcome, steps, and the learner's idle time."""
-
-    trained: Counter[int] = field(default_factory=Counter)
-    """Trained tokens by policy lag."""
-    masked: int = 0
-    stale: int = 0
-    filtered: int = 0
-    steps: int = 0
-    idle_s: float = 0.0
-    """Seconds that the learner waited for a batch."""
 
 
 class Simulation:
@@ -51,27 +37,22 @@ class Simulation:
 
     def __init__(self, rates: MeasuredRates, setting: Setting) -> None:
         self._rates, self._setting = rates, setting
-        self.now, self.version = 0.0, 0
+        self._clock, self.version = VirtualClock(), 0
         self.ledger = SimulatedLedger()
         self._between = between(rates, setting)
         self.generators: list[SimulatedGenerator] = []
         self.expected = 0.0
         """Time at which all generators and actors have joined."""
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
         self._next_group = 0
         self._outstanding: dict[int, SimulatedUnit] = {}
         self._tasks: deque[SimulatedEpisode] = deque()
-        self._free: dict[int, int] = {}
-        """Free episodes of each actor that has room. The first actor gets the next task."""
-        self._streams: dict[int, list[int]] = {}
+        self._actors = SimulatedActors(setting.concurrent_episodes)
         self._homeless: list[SimulatedEpisode] = []
         self._arrived: deque[SimulatedUnit] = deque()
         self._ready: list[SimulatedUnit] = []
         self._training: list[SimulatedUnit] = []
-        self._work: tuple[float, Callable[[], None]] | None = None
-        """The learner's work: seconds left if alone on its cores, and the function to call at its end."""
-        self._work_at, self._work_stamp = 0.0, 0
+        self._work = SimulatedWork()
+        """The learner's work."""
         self._waiting_since = 0.0
         self._slow = 1.0
         self._start()
@@ -85,22 +66,24 @@ class Simulation:
             Stuck: no event is left before the last step.
         """
         while self.ledger.steps < steps:
-            if not self._events:
+            if not self._clock.step():
                 raise Stuck(f"nothing is left to happen at step {self.ledger.steps} of {steps}")
-            self.now, _, happen = heapq.heappop(self._events)
-            happen()
 
-    def _schedule(self, when: float, happen: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (max(when, self.now), next(self._order), happen))
+    @property
+    def now(self) -> float:
+        """Time since the start, in seconds."""
+        return self._clock.now
 
     def _start(self) -> None:
         setting, rates = self._setting, self._rates
         for n in range(setting.generators):
-            self._schedule(rates.generator.start_seconds + n * setting.join_every_s, self._generator_joins)
+            self._clock.schedule(
+                rates.generator.start_seconds + n * setting.join_every_s, self._generator_joins
+            )
         for n in range(setting.actors):
             at = rates.actor.start_seconds + n * setting.join_every_s
-            self._schedule(at, partial(self._actor_joins, n))
-        self.expected = max(when for when, _, _ in self._events)
+            self._clock.schedule(at, partial(self._actor_joins, n))
+        self.expected = self._clock.last
         self._try_step()
 
     def _generator_joins(self) -> None:
@@ -114,40 +97,30 @@ class Simulation:
         )
         generator.slow = self._slow
         self.generators.append(generator)
-        for streams in self._streams.values():
-            streams.append(0)
+        self._actors.add_generator()
         homeless, self._homeless = self._homeless, []
         for episode in homeless:
             self._ask(episode)
 
     def _actor_joins(self, actor: int) -> None:
-        self._free[actor] = self._setting.concurrent_episodes
-        self._streams[actor] = [0] * len(self.generators)
+        self._actors.join(actor, len(self.generators))
         self._lease()
 
     # --- episodes -----------------------------------------------------------------------------------------
 
     def _lease(self) -> None:
         """Give tasks to actors in turn, as far as they have room."""
-        while self._tasks and self._free:
-            actor = next(iter(self._free))
-            room = self._free.pop(actor) - 1
-            if room:
-                self._free[actor] = room
+        while self._tasks and self._actors.room:
             episode = self._tasks.popleft()
-            episode.actor = actor
+            self._actors.take(episode)
             self._ask(episode)
 
     def _ask(self, episode: SimulatedEpisode) -> None:
-        """Ask for an episode's next turn; the first goes to the generator its actor has fewest requests at."""
+        """Ask for an episode's next turn, at once or when the first generator has joined."""
         if not self.generators:
             self._homeless.append(episode)
             return
-        streams = self._streams[episode.actor]
-        if episode.generator < 0:
-            episode.generator = streams.index(min(streams))
-        streams[episode.generator] += 1
-        generator = self.generators[episode.generator]
+        generator = self.generators[self._actors.ask(episode)]
         generator.ask(episode, self.now)
         self._changed(generator)
 
@@ -155,22 +128,22 @@ class Simulation:
         if stamp != generator.stamp:
             return
         for episode in generator.end(self.now):
-            self._streams[episode.actor][episode.generator] -= 1
+            self._actors.answered(episode)
             after = episode.turns[episode.turn].after_s
             episode.turn += 1
             last = episode.turn == len(episode.turns)
-            self._schedule(self.now + after, partial(self._finish if last else self._ask, episode))
+            self._clock.schedule(self.now + after, partial(self._finish if last else self._ask, episode))
         self._changed(generator)
 
     def _finish(self, episode: SimulatedEpisode) -> None:
-        self._free[episode.actor] = self._free.get(episode.actor, 0) + 1
+        self._actors.finish(episode)
         group = episode.group
         group.out -= 1
         if not group.out:
             group.newest = max(version for e in group.episodes for version, _ in e.spans)
             self._arrived.append(group)
         self._lease()
-        if self._work is None:
+        if not self._work.active:
             self._try_step()
 
     # --- generators and cores -----------------------------------------------------------------------------
@@ -183,17 +156,17 @@ class Simulation:
     def _plan(self, generator: SimulatedGenerator) -> None:
         when = generator.next_end()
         if when is not None:
-            self._schedule(when, lambda stamp=generator.stamp: self._turns_end(generator, stamp))  # type: ignore[misc]
+            self._clock.schedule(when, lambda stamp=generator.stamp: self._turns_end(generator, stamp))  # type: ignore[misc]
 
     def _update_slowdown(self) -> bool:
         """Slow all processes at work down alike. Return whether the slowdown has changed."""
         if not self._setting.shared:
             return False
-        at_work = sum(generator.active for generator in self.generators) + (self._work is not None)
+        at_work = sum(generator.active for generator in self.generators) + self._work.active
         slow = self._rates.sharing.slow(at_work)
         if slow == self._slow:
             return False
-        self._progress()
+        self._work.progress(self.now, self._slow)
         self._slow = slow
         for generator in self.generators:
             generator.advance(self.now)
@@ -211,7 +184,7 @@ class Simulation:
     def _fetch(self, generator: SimulatedGenerator) -> None:
         generator.loading = True
         version = self.version
-        self._schedule(
+        self._clock.schedule(
             self.now + self._rates.generator.update_seconds, lambda: self._load(generator, version)
         )
 
@@ -219,7 +192,9 @@ class Simulation:
         generator.load(version, self.now)
         generator.loading = False
         if version < self.version:
-            self._schedule(self.now + self._rates.generator.pause_seconds, lambda: self._fetch(generator))
+            self._clock.schedule(
+                self.now + self._rates.generator.pause_seconds, lambda: self._fetch(generator)
+            )
             generator.loading = True
         self._changed(generator)
 
@@ -252,24 +227,10 @@ class Simulation:
         self._training = self._ready[: setting.batch_groups]
         del self._ready[: setting.batch_groups]
         ledger.idle_s += self.now - self._waiting_since
-        tokens = self._train(oldest)
+        tokens = ledger.train(self._training, self.version, oldest)
         learner = self._rates.learner
         seconds = learner.step_seconds + learner.seconds_per_token * tokens + learner.publish_seconds
         self._begin(seconds, self._stepped)
-
-    def _train(self, oldest: int) -> int:
-        """Count the tokens of the batch by outcome. Return how many are trained."""
-        trained = 0
-        for episode in (e for group in self._training for e in group.episodes):
-            for version, count in episode.spans:
-                if not episode.trained:
-                    self.ledger.filtered += count
-                elif version < oldest:
-                    self.ledger.masked += count
-                else:
-                    self.ledger.trained[self.version - version] += count
-                    trained += count
-        return trained
 
     def _stepped(self) -> None:
         """End a step: publish, remove the batch, hand out tasks, and begin the work that follows a step."""
@@ -288,28 +249,20 @@ class Simulation:
         self._try_step()
 
     def _begin(self, seconds: float, then: Callable[[], None]) -> None:
-        self._work, self._work_at = (seconds, then), self.now
+        self._work.begin(seconds, then, self.now)
         if not self._update_slowdown():
             self._plan_work()
 
-    def _progress(self) -> None:
-        if self._work is not None:
-            left = self._work[0] - (self.now - self._work_at) / self._slow
-            self._work, self._work_at = (max(0.0, left), self._work[1]), self.now
-
     def _plan_work(self) -> None:
-        self._work_stamp += 1
-        if self._work is not None:
-            stamp = self._work_stamp
-            self._schedule(self.now + self._work[0] * self._slow, lambda: self._work_done(stamp))
+        when = self._work.next_end(self.now, self._slow)
+        if when is not None:
+            stamp = self._work.stamp
+            self._clock.schedule(when, lambda: self._work_done(stamp))
 
     def _work_done(self, stamp: int) -> None:
-        if stamp != self._work_stamp or self._work is None:
-            return
-        then = self._work[1]
-        self._work = None
-        then()
-        self._update_slowdown()
+        if (then := self._work.end(stamp)) is not None:
+            then()
+            self._update_slowdown()
 
     def _conclude(self, group: SimulatedUnit) -> None:
         del self._outstanding[group.index]
@@ -319,14 +272,9 @@ class Simulation:
         setting = self._setting
         capacity = (setting.max_policy_lag + 1) * setting.batch_groups
         while len(self._outstanding) < capacity:
-            group = SimulatedUnit(self._next_group, out=setting.members)
+            min_version = self.version if setting.sync else 0
+            group = draw_unit(self._next_group, self._rates.episode, setting, self._between, min_version)
             self._next_group += 1
-            for member in range(setting.members):
-                rng = random.Random(f"{setting.seed}/{group.index}/{member}")
-                episode = SimulatedEpisode(group, draw_turns(self._rates.episode, rng, self._between))
-                episode.min_version = self.version if setting.sync else 0
-                episode.trained = member < setting.members - setting.baselines
-                group.episodes.append(episode)
             self._outstanding[group.index] = group
             self._tasks += group.episodes
         self._lease()
