@@ -6,7 +6,7 @@ from learner.algorithm_config import RiskAdvantage
 from learner.config import LearnerConfig
 from learner.credit.compared import is_by_turn
 from learner.credit.comparison_config import ComparedAdvantage, Comparison
-from learner.credit.reward_config import RewardConfig
+from learner.credit.reward_config import OverlongPenalty, RewardConfig
 
 
 def credit_contradictions(learner: LearnerConfig) -> Iterator[str]:
@@ -52,6 +52,27 @@ def _risk(learner: LearnerConfig, advantage: RiskAdvantage) -> Iterator[str]:
 
 def _rewards(learner: LearnerConfig) -> Iterator[str]:
     reward, name = learner.reward, "learner.reward"
+    yield from _replacing(learner)
+    parts = ("stages", "gates", "wrong", "steps", "coverage", "bonus", "flawed", "length")
+    beside = [part for part in parts if getattr(reward, part)]
+    if beside and learner.train_on == "windows":
+        yield (
+            f'{name}.{beside[0]} is set but learner.train_on is "windows": a trajectory that is still growing has no '
+            f'such value yet; take {beside[0]} out, or use train_on = "trajectories"'
+        )
+    yield from _stages(learner)
+    if (wrong := reward.wrong) is not None and wrong.highest < wrong.lowest:
+        yield f"{name}.wrong.highest {wrong.highest:g} is below lowest {wrong.lowest:g}; raise highest"
+    if reward.length is not None:
+        yield from _length(reward.length, learner.sampling.max_trajectory_tokens)
+    for i, gate in enumerate(reward.gates):
+        if gate.reward == gate.needs:
+            yield f'{name}.gates.{i} has reward and needs "{gate.needs}": nothing is its own condition; change one'
+
+
+def _replacing(learner: LearnerConfig) -> Iterator[str]:
+    """Yield the refusal of a reward of groups without groups, and of two parts that both replace rewards."""
+    reward, name = learner.reward, "learner.reward"
     if reward.group is not None and learner.train_on != "groups":
         yield (
             f'{name}.group.kind is "{reward.group.kind}" but learner.train_on is "{learner.train_on}": the reward '
@@ -65,14 +86,12 @@ def _rewards(learner: LearnerConfig) -> Iterator[str]:
         )
     elif len(replacing) == 2:
         yield f"{name}.wrong and {name}.steps are both set, and both replace rewards; take one of them out"
-    parts = ("stages", "gates", "wrong", "steps", "coverage", "bonus", "flawed", "length")
-    beside = [part for part in parts if getattr(reward, part)]
-    if beside and learner.train_on == "windows":
-        yield (
-            f'{name}.{beside[0]} is set but learner.train_on is "windows": a trajectory that is still growing has no '
-            f'such value yet; take {beside[0]} out, or use train_on = "trajectories"'
-        )
-    ends = [stage.until_version for stage in reward.stages]
+
+
+def _stages(learner: LearnerConfig) -> Iterator[str]:
+    """Yield the refusal of stages out of order, or of one that would never end."""
+    name = "learner.reward"
+    ends = [stage.until_version for stage in learner.reward.stages]
     if ends != sorted(set(ends)):
         yield f"{name}.stages end at versions {ends}; each must end later than the one before: put them in order"
     newest = (learner.steps - 1) // learner.publish_every
@@ -84,23 +103,24 @@ def _rewards(learner: LearnerConfig) -> Iterator[str]:
                 f"learner.publish_every {learner.publish_every} train on versions up to {newest}: the stage would "
                 "never end; lower until_version, or raise steps"
             )
-    if (wrong := reward.wrong) is not None and wrong.highest < wrong.lowest:
-        yield f"{name}.wrong.highest {wrong.highest:g} is below lowest {wrong.lowest:g}; raise highest"
-    if (length := reward.length) is not None:
-        if length.buffer_tokens > length.longest_tokens:
-            yield (
-                f"{name}.length.buffer_tokens is {length.buffer_tokens}, above longest_tokens "
-                f"{length.longest_tokens}: every answer would be too long; lower buffer_tokens"
-            )
-        elif length.longest_tokens - length.buffer_tokens >= learner.sampling.max_trajectory_tokens:
-            yield (
-                f"{name}.length begins at {length.longest_tokens - length.buffer_tokens} tokens, but "
-                f"learner.sampling.max_trajectory_tokens is {learner.sampling.max_trajectory_tokens}: no answer is so "
-                "long; lower longest_tokens"
-            )
-    for i, gate in enumerate(reward.gates):
-        if gate.reward == gate.needs:
-            yield f'{name}.gates.{i} has reward and needs "{gate.needs}": nothing is its own condition; change one'
+
+
+def _length(length: OverlongPenalty, most: int) -> Iterator[str]:
+    """Yield the refusal of a bound of lengths that all answers pass, or none.
+
+    Args:
+        most: tokens that a trajectory may have.
+    """
+    if length.buffer_tokens > length.longest_tokens:
+        yield (
+            f"learner.reward.length.buffer_tokens is {length.buffer_tokens}, above longest_tokens "
+            f"{length.longest_tokens}: every answer would be too long; lower buffer_tokens"
+        )
+    elif length.longest_tokens - length.buffer_tokens >= most:
+        yield (
+            f"learner.reward.length begins at {length.longest_tokens - length.buffer_tokens} tokens, but "
+            f"learner.sampling.max_trajectory_tokens is {most}: no answer is so long; lower longest_tokens"
+        )
 
 
 def _untrained(reward: RewardConfig) -> Iterator[str]:

@@ -26,6 +26,20 @@ def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
     yield from _shared_prefix(learner)
     if family is None:
         return
+    yield from _beside(learner, family)
+    if isinstance(family, BranchFamily | RetryFamily):
+        yield from _parts_of_a_group(learner, family)
+    if isinstance(family, BranchFamily) or (isinstance(family, RetryFamily) and family.begin != "prompt"):
+        yield from _branches(learner, family)
+    if isinstance(family, JudgeFamily):
+        yield from judge_contradictions(learner, family)
+    if isinstance(family, RefineFamily):
+        yield from refine_contradictions(learner, family)
+    yield from _room(learner)
+
+
+def _beside(learner: LearnerConfig, family: FamilyConfig) -> Iterator[str]:
+    """Yield the refusal of what no family, or none whose answers are compared together, can be combined with."""
     what = f'[learner.family] of kind "{family.kind}"'
     if learner.train_on != "groups":
         yield (
@@ -56,15 +70,6 @@ def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
             "answers of several policy versions with each other: those of one family would be valued by two rules; "
             "take one of the two out"
         )
-    if isinstance(family, BranchFamily | RetryFamily):
-        yield from _parts_of_a_group(learner, family)
-    if isinstance(family, BranchFamily) or (isinstance(family, RetryFamily) and family.begin != "prompt"):
-        yield from _branches(learner, family)
-    if isinstance(family, JudgeFamily):
-        yield from judge_contradictions(learner, family)
-    if isinstance(family, RefineFamily):
-        yield from refine_contradictions(learner, family)
-    yield from _room(learner)
 
 
 def quoted_answers(family: FamilyConfig | None) -> int:

@@ -7,7 +7,7 @@ note. Each line has field, value seen and cure.
 from collections.abc import Iterator
 
 from launch.run_file.family_rules import family_notes
-from launch.run_file.method_rules import ChangedObjective, objectives_of
+from launch.run_file.objectives import ChangedObjective, objectives_of
 from learner.algorithm_config import AlgorithmConfig, KlPenalty
 from learner.config import LearnerConfig
 from learner.surrogate_config import (

@@ -10,7 +10,7 @@ from typing import Any
 
 from launch.errors import ConfigError
 from launch.run_file.load import load, read
-from launch.run_file.method_rules import compares_members
+from launch.run_file.objectives import compares_members
 from launch.run_file.sections import RunConfig
 from launch.run_file.shipped import FOLDER, run_files
 from learner.algorithm_config import KlConvex, KlPenalty
