@@ -1,6 +1,7 @@
 """Tries a run file before anything starts: folder, model, environment, chat template, adapters, memory.
 
 - `examine`: the entry point. `trial`: tries the environment. `follow_ups`: tries the chat template.
+- `suite_facts`: compares the settings with what the environment says of itself. `prompt_room`: prompts with the room.
 - `model_limits`: longest sequence and attention heads of the model.
 - `adapters`: tries LoRA on the model. `memory`, `gpu_memory`: estimate what the run will take.
 - `room`: compares versions, checkpoints and requests with the room for them.

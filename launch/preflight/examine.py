@@ -6,7 +6,6 @@ configuration, takes a few tasks of each split, and counts the tokens of their f
 
 import asyncio
 import re
-from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from actors.render import Renderer
 from envs.base import Split, SuiteFacts
 from envs.errors import EnvError
 from envs.registry import content_hash, make_suite
-from envs.user_code import nearest
 from launch.errors import ConfigError
 from launch.gguf import is_gguf
 from launch.known_models import KNOWN_MODELS
@@ -31,13 +29,21 @@ from launch.preflight.model_limits import (
     without_experts,
 )
 from launch.preflight.notes import no_room_for_notes
+from launch.preflight.prompt_room import cut_answers, no_room
 from launch.preflight.room import too_little_room
+from launch.preflight.suite_facts import (
+    fitted,
+    missing_marks,
+    rewards_not_seen,
+    sets_without_tasks,
+    shared_ports,
+    unknown_rewards,
+)
 from launch.preflight.trial import Prompt, Trial
 from launch.run_file.described import context_of, read_description
 from launch.run_file.family_rules import lacking
 from launch.run_file.sections import RunConfig
 from launch.run_folder import check_place
-from learner.credit.needs import needed_marks, needed_rewards
 
 TRAIN_TASKS = 8
 """Training tasks whose first prompts are counted; of held-out tasks only the first is."""
@@ -79,11 +85,7 @@ def examine(config: RunConfig) -> Examined:
     without_room, tight = too_little_room(config, size)
     renderer, context, described = None, None, dict[str, Any]()
     if folder is not None:
-        try:
-            special = config.model.special_tokens_in_messages
-            renderer = Renderer(folder, config.model.template_args, special_in_messages=special)
-        except ActorError as error:
-            raise ConfigError(f"model.path: {error}") from None
+        renderer = _renderer(config, folder)
         described = read_description(folder)
         context = context_of(described)
     facts, prompts, remarks, seen = asyncio.run(_try_environment(config, renderer))
@@ -114,6 +116,19 @@ def examine(config: RunConfig) -> Examined:
     )
 
 
+def _renderer(config: RunConfig, folder: Path) -> Renderer:
+    """Return what renders prompts with a model's tokenizer.
+
+    Raises:
+        ConfigError: the tokenizer or its chat template cannot be used.
+    """
+    special = config.model.special_tokens_in_messages
+    try:
+        return Renderer(folder, config.model.template_args, special_in_messages=special)
+    except ActorError as error:
+        raise ConfigError(f"model.path: {error}") from None
+
+
 def memory(config: RunConfig, size: ModelSize | None) -> str:
     """Return a sentence on the memory that the run takes of this host; "" if it is not known.
 
@@ -125,85 +140,6 @@ def memory(config: RunConfig, size: ModelSize | None) -> str:
         return ""
     beside_gpus = config.learner.devices or config.generator.devices
     return (estimate_beside_gpus if beside_gpus else estimate)(config, size, there_gb)
-
-
-def fitted(config: RunConfig, facts: SuiteFacts) -> tuple[RunConfig, list[str]]:
-    """Return the configuration with at most as many evaluation tasks as held-out tasks, and a remark on that."""
-    there, wanted = facts.heldout_tasks, config.learner.evaluation_tasks
-    if there is None or wanted <= there:
-        return config, []
-    learner = config.learner.model_copy(update={"evaluation_tasks": there})
-    remark = f"learner.evaluation_tasks is {wanted}, but there are {there} held-out tasks: evaluations have {there}"
-    return config.model_copy(update={"learner": learner}), [remark]
-
-
-def sets_without_tasks(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
-    """Yield the refusal of a named evaluation set that asks for more held-out tasks than there are."""
-    for name, of in config.learner.evaluation.items():
-        there = facts.heldout_by_env.get(of.env) if of.env else facts.heldout_tasks
-        if there is not None and of.first_task + of.tasks > there:
-            yield (
-                f"learner.evaluation.{name} has the tasks {of.first_task} to {of.first_task + of.tasks - 1}, but there "
-                f"are {there} held-out tasks; lower its tasks or first_task"
-            )
-
-
-def shared_ports(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
-    """Yield the refusal of each port on which several actors, or several environments of one, would listen."""
-    for port in sorted(set(facts.fixed_ports)):
-        if config.actor.count > 1:
-            yield (
-                f"actor.count is {config.actor.count}, and each actor would listen on port {port} of this host, which "
-                "only one process can; give port 0 in env.params.listen, so that each takes a free one, or set "
-                "actor.count = 1"
-            )
-        elif facts.fixed_ports.count(port) > 1:
-            yield (
-                f"several [[env]] tables listen on port {port}; give each a port of its own, or port 0, in its "
-                "params.listen"
-            )
-
-
-def unknown_rewards(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
-    """Yield the refusal of each named reward that the environment does not have."""
-    if (names := facts.reward_names) is None:
-        return
-    for field, name in needed_rewards(config.learner):
-        if name not in names:
-            what = "" if field.endswith(f".{name}") else f' is "{name}"'
-            yield (
-                f"{field}{what}: the environment has no reward of this name"
-                f"{nearest(name, list(names))} (rewards: {', '.join(names)})"
-            )
-
-
-def rewards_not_seen(config: RunConfig, facts: SuiteFacts, seen: Collection[str]) -> Iterator[str]:
-    """Yield a remark on each named reward that no tried answer got, if the environment does not list its rewards.
-
-    A right answer may get rewards that an empty one does not, so this is no refusal.
-    """
-    if facts.reward_names is not None or not seen:
-        return
-    for field, name in needed_rewards(config.learner):
-        if name not in seen:
-            what = "" if field.endswith(f".{name}") else f' is "{name}"'
-            yield (
-                f"{field}{what}: the tried answers got no reward of this name{nearest(name, list(seen))} (rewards: "
-                f"{', '.join(sorted(seen))}); if it is right, list it in SuiteFacts.reward_names"
-            )
-
-
-def missing_marks(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
-    """Yield the refusal of each mark that the environment is known not to give."""
-    if (names := facts.mark_names) is None:
-        return
-    for field, name in needed_marks(config.learner):
-        if name not in names:
-            yield (
-                f'{field} needs the mark "{name}" of each turn, which the environment does not give (marks: '
-                f"{', '.join(names) or 'none'}); add it to StepResult.marks (docs/extend/environments.md), or choose a "
-                "method without it"
-            )
 
 
 def model_files(config: RunConfig) -> Path | None:
@@ -230,46 +166,6 @@ def check_model_name(setting: str, path: str) -> None:
         raise ConfigError(
             f"{setting} is {path!r}: there is no such folder, and a name on the hub has the form NAME/NAME, "
             f"for example Qwen/Qwen3-0.6B; without a hub there are {', '.join(KNOWN_MODELS)}, and GGUF files"
-        )
-
-
-def no_room(config: RunConfig, prompts: Sequence[Prompt], context: int | None) -> Iterator[str]:
-    """Yield the refusal of prompts that leave no room for an answer; the longest is named."""
-    sampling = config.learner.sampling
-    most, longest = sampling.context_tokens, max(prompts, key=lambda p: p.tokens, default=None)
-    if longest is None or longest.tokens < most:
-        return
-    needed = longest.tokens + sampling.max_turn_tokens
-    others = [
-        f"{field} (now {value})"
-        for field, value in (
-            ("generator.max_model_len", config.generator.max_model_len),
-            ("learner.micro_batch_tokens", config.learner.micro_batch_tokens),
-        )
-        if value < needed
-    ]
-    where = f"{longest.task} has {longest.tokens} tokens"
-    if context is not None and needed > context:
-        yield f"{where}, and an answer needs {sampling.max_turn_tokens}, but the model takes {context}; shorten it"
-        return
-    yield (
-        f"learner.sampling.{sampling.context_setting} is {most}, prompt included, but {where}, which leaves no room "
-        f"for an answer; raise it{''.join(f' and {other}' for other in others)} to at least {needed}"
-    )
-
-
-def cut_answers(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Yield a remark if prompts leave less room than the longest answer may take."""
-    sampling = config.learner.sampling
-    room = sampling.context_tokens - sampling.max_turn_tokens
-    tight = [prompt for prompt in prompts if prompt.tokens > room]
-    if tight:
-        longest = max(tight, key=lambda prompt: prompt.tokens)
-        yield (
-            f"{longest.task} has {longest.tokens} tokens, so its answer is cut after "
-            f"{sampling.context_tokens - longest.tokens} tokens, not after max_turn_tokens = "
-            f"{sampling.max_turn_tokens}; learner.sampling.{sampling.context_setting} = "
-            f"{longest.tokens + sampling.max_turn_tokens} would avoid that"
         )
 
 

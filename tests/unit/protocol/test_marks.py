@@ -14,7 +14,7 @@ from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
 from envs.base import SuiteFacts
 from envs.calculator import Game, Rules
-from launch.preflight.examine import missing_marks, unknown_rewards
+from launch.preflight.suite_facts import missing_marks, unknown_rewards
 from launch.run_file.load import check
 from learner.config import LearnerConfig
 from learner.credit.reward_config import RewardConfig

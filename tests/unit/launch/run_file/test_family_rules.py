@@ -4,7 +4,7 @@ import pytest
 
 from envs.base import SuiteFacts
 from launch.errors import ConfigError
-from launch.preflight.examine import unknown_rewards
+from launch.preflight.suite_facts import unknown_rewards
 from launch.run_file.family_rules import family_contradictions, family_notes, lacking
 from launch.run_file.load import check
 from learner.config import LearnerConfig
