@@ -1,6 +1,6 @@
 """Exports trajectories from a journal: as JSON Lines, or their arrays as safetensors."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -14,7 +14,7 @@ from launch.errors import LaunchError
 from protocol.arrays import Arrays
 from protocol.codec import decode_segment, unpack_arrays
 from protocol.errors import ProtocolError
-from protocol.messages import Segment
+from protocol.messages import Reward, Segment, TurnMark
 from protocol.weights.format import layout
 from protocol.whole_files import whole_file
 
@@ -104,9 +104,6 @@ def write_jsonl(folder: Path, found: dict[str, list[PlacedSegment]], file: IO[by
 def _line(held: list[PlacedSegment], arrays: list[Arrays]) -> dict[str, Any]:
     first, last = held[0].segment, held[-1].segment
     names = dict.fromkeys(name for part in arrays for name in part)
-    # A turn that is cut into several segments ends in the last of them and starts in the first.
-    turns = {turn.index: turn for piece in held for turn in piece.segment.turns}
-    starts = {turn.index: turn.start for piece in reversed(held) for turn in piece.segment.turns}
     return {
         "trajectory_id": first.trajectory_id,
         "task_id": first.task_id,
@@ -121,29 +118,32 @@ def _line(held: list[PlacedSegment], arrays: list[Arrays]) -> dict[str, Any]:
         "offset": first.offset,
         "temperature": first.temperature,
         "generators": list(dict.fromkeys(piece.segment.generator for piece in held)),
-        "turns": [
-            {
-                "index": turn.index,
-                "start": starts[turn.index],
-                "end": turn.end,
-                "action": turn.action,
-                "back": turn.back,
-            }
-            for turn in sorted(turns.values(), key=lambda turn: turn.index)
-        ],
-        "rewards": [
-            {"name": reward.name, "turn": reward.turn, "value": reward.value}
-            for piece in held
-            for reward in piece.segment.rewards
-        ],
-        "marks": [
-            {"name": mark.name, "turn": mark.turn, "value": mark.value}
-            for piece in held
-            for mark in piece.segment.marks
-        ],
+        "turns": _turns(held),
+        "rewards": _named(reward for piece in held for reward in piece.segment.rewards),
+        "marks": _named(mark for piece in held for mark in piece.segment.marks),
         "extra": {key: value for piece in held for key, value in piece.segment.extra.items()},
         **{name: [x for part in arrays if name in part for x in part[name].tolist()] for name in names},
     }
+
+
+def _turns(held: list[PlacedSegment]) -> list[dict[str, Any]]:
+    # A turn that is cut into several segments ends in the last of them and starts in the first.
+    turns = {turn.index: turn for piece in held for turn in piece.segment.turns}
+    starts = {turn.index: turn.start for piece in reversed(held) for turn in piece.segment.turns}
+    return [
+        {
+            "index": turn.index,
+            "start": starts[turn.index],
+            "end": turn.end,
+            "action": turn.action,
+            "back": turn.back,
+        }
+        for turn in sorted(turns.values(), key=lambda turn: turn.index)
+    ]
+
+
+def _named(values: Iterable[Reward | TurnMark]) -> list[dict[str, Any]]:
+    return [{"name": value.name, "turn": value.turn, "value": value.value} for value in values]
 
 
 # --- safetensors --------------------------------------------------------------------------------------------
