@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from launch.commands.status import newest
+from launch.commands.find_run import newest
 from launch.errors import ConfigError
 from learner.samples.sample import FILE, Sample, encode_line, read_samples
 from learner.samples.show import escaped, facts
