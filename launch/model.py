@@ -107,11 +107,7 @@ def make(config: RunConfig, tiny: TinyModel, folder: Path) -> None:
     from learner.warmstart import make_tiny_model, warm_start
 
     started = time.monotonic()
-    suite = make_suite(config.env.name, config.env.params)
-    try:
-        talks = demonstrations(suite, tiny.warm_start.demonstrations)
-    finally:
-        asyncio.run(suite.close())
+    talks = _solutions(config, tiny.warm_start.demonstrations)
     questions = [m["content"] for talk in talks for m in talk[:-1] if m["role"] in ("user", "system")]
     save_tokenizer(make_tokenizer(questions), folder, max_length=config.generator.max_model_len)
     make_tiny_model(
@@ -147,6 +143,14 @@ def make(config: RunConfig, tiny: TinyModel, folder: Path) -> None:
         progress.steps,
         progress.solved,
     )
+
+
+def _solutions(config: RunConfig, count: int) -> list[list[ChatMessage]]:
+    suite = make_suite(config.env.name, config.env.params)
+    try:
+        return demonstrations(suite, count)
+    finally:
+        asyncio.run(suite.close())
 
 
 def demonstrations(suite: Suite, count: int) -> list[list[ChatMessage]]:

@@ -47,26 +47,9 @@ def run(
         key_pair(keys, principal(role).role, name or role)
     match role:
         case "broker":
-            from broker.service import serve
-
-            serve(
-                config.broker,
-                run=folder.name,
-                max_policy_lag=config.max_policy_lag,
-                journal=folder / run_folder.JOURNAL,
-                keys=keys,
-                http_keys=http_keys(config, keys),
-            )
+            broker(config, folder, keys)
         case "model":
-            from launch.preflight.examine import preflight
-
-            found, log = _model(config), logging.getLogger(__name__)
-            if config.model.path:
-                log.info("found: %s", found)
-                return
-            # The tokenizer of a tiny model exists only now.
-            for remark in preflight(config):
-                log.warning("%s", remark)
+            model(config)
         case "learner":
             learner(config, folder, keys, resume=resume, from_step=from_step)
         case "generator":
@@ -81,6 +64,31 @@ def run(
             serve_judge(config, keys, _model)
         case "actor":
             actor(config, folder, keys, name=name or "actor-0")
+
+
+def broker(config: RunConfig, folder: Path, keys: Path | None) -> None:
+    from broker.service import serve
+
+    serve(
+        config.broker,
+        run=folder.name,
+        max_policy_lag=config.max_policy_lag,
+        journal=folder / run_folder.JOURNAL,
+        keys=keys,
+        http_keys=http_keys(config, keys),
+    )
+
+
+def model(config: RunConfig) -> None:
+    from launch.preflight.examine import preflight
+
+    found, log = _model(config), logging.getLogger(__name__)
+    if config.model.path:
+        log.info("found: %s", found)
+        return
+    # The tokenizer of a tiny model exists only now.
+    for remark in preflight(config):
+        log.warning("%s", remark)
 
 
 def learner(
