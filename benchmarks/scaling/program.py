@@ -24,7 +24,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.broker.program import OURS, make_load, measure, ours
+from benchmarks.broker.arms import OURS, ours
+from benchmarks.broker.measuring import make_load, measure
 from benchmarks.report import save_results
 from benchmarks.scaling.learner import LENGTHS, fit, step_times
 

@@ -1,0 +1,147 @@
+"""The brokers that are compared, each as a running process under load: ours, sockets that only forward, and Redis."""
+
+import contextlib
+import logging
+import multiprocessing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.broker.load import AGES, Load, run_actors, run_learner
+from benchmarks.broker.others import consume, forward, produce, redis_consume, redis_produce, redis_server
+from broker.config import BrokerConfig
+from broker.service import serve
+from launch.processes.ports import free_port, free_ports
+from protocol.security.key_files import make
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+@dataclass
+class Run:
+    """A broker under load: its process id, the shared count of finished segments, the pipe for latencies."""
+
+    pid: int
+    done: Any
+    results: Any = None
+    ages: Any = None
+    """Shared array of seconds: how long each of the last trajectories took from the actor to the learner."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A broker in one setting.
+
+    ``journal`` is "" (no journal), "written" or "synced". ``segments`` is the number of segments per
+    trajectory. ``other`` names what takes our broker's place: "loop", "proxy" or "redis", or "" for our
+    broker.
+    """
+
+    name: str
+    journal: str = ""
+    encrypted: bool = False
+    segments: int = 1
+    other: str = ""
+
+
+OURS = (
+    Arm("ours, memory"),
+    Arm("ours, journal written", "written"),
+    Arm("ours, journal synced", "synced"),
+    Arm("ours, CURVE, memory", encrypted=True),
+    Arm("ours, CURVE, journal synced", "synced", encrypted=True),
+)
+LONG = (
+    Arm("ours, memory, 8 segments a trajectory", segments=8),
+    Arm("ours, CURVE, memory, 8 segments a trajectory", encrypted=True, segments=8),
+    Arm("ours, journal synced, 8 segments a trajectory", "synced", segments=8),
+)
+LOOP = "pyzmq forwarder, Python loop"
+OTHERS = (
+    Arm(LOOP, other="loop"),
+    Arm("zmq.proxy, C", other="proxy"),
+    Arm("Redis Streams, memory", other="redis"),
+    Arm("Redis Streams, AOF always", "synced", other="redis"),
+)
+
+
+def serve_ours(settings: dict[str, Any], journal: Path | None, keys: Path | None) -> None:
+    """Run the broker's process."""
+    logging.basicConfig(level=logging.WARNING)
+    config = BrokerConfig.model_validate(settings)
+    serve(config, run="benchmark", max_policy_lag=4, journal=journal, keys=keys)
+
+
+@contextlib.contextmanager
+def processes() -> Iterator[Callable[..., Any]]:
+    """Yield a function that starts a process. Kill all started processes at the end."""
+    started = []
+
+    def start(target: Callable[..., None], *arguments: Any, **named: Any) -> Any:
+        process = _spawn.Process(target=target, args=arguments, kwargs=named, daemon=True)
+        process.start()
+        started.append(process)
+        return process
+
+    try:
+        yield start
+    finally:
+        for process in reversed(started):
+            process.kill()
+        for process in started:
+            process.join()
+
+
+@contextlib.contextmanager
+def ours(arm: Arm, folder: Path, load: Load) -> Iterator[Run]:
+    """Run our broker with actors and a learner."""
+    port, http_port = free_ports(2)
+    endpoint, http = f"tcp://127.0.0.1:{port}", f"127.0.0.1:{http_port}"
+    keys = folder / "keys" if arm.encrypted else None
+    if keys is not None:
+        make(keys)
+    settings: dict[str, Any] = {"endpoint": endpoint, "http": http}
+    if arm.journal:
+        settings["journal"] = {"durability": arm.journal}
+    load = replace(load, endpoint=endpoint, keys=keys)
+    acked, committed = _spawn.RawValue("Q", 0), _spawn.RawValue("Q", 0)
+    results, sender = _spawn.Pipe(duplex=False)
+    ages = _spawn.RawArray("d", AGES)
+    with processes() as start:
+        journal = folder / "journal" if arm.journal else None
+        broker = start(serve_ours, settings, journal, keys)
+        start(run_actors, load, acked, sender)
+        start(run_learner, load, committed, ages)
+        yield Run(broker.pid, committed, results, ages)
+
+
+@contextlib.contextmanager
+def forwarder(arm: Arm, load: Load) -> Iterator[Run]:
+    """Run sockets that only forward, with a producer and a consumer."""
+    front, back = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
+    acked = _spawn.RawValue("Q", 0)
+    with processes() as start:
+        broker = start(forward, front, back, in_c=arm.other == "proxy")
+        start(produce, front, load.nbytes, load.window, acked, load.connections)
+        start(consume, back)
+        yield Run(broker.pid, acked)
+
+
+@contextlib.contextmanager
+def redis_streams(arm: Arm, folder: Path, load: Load, server: str) -> Iterator[Run]:
+    """Run Redis with a producer and a consumer."""
+    port, acked = free_port(), _spawn.RawValue("Q", 0)
+    with (
+        redis_server(server, port, folder, persistent=arm.journal != "") as pid,
+        processes() as start,
+    ):
+        start(redis_produce, port, load.nbytes, load.window, acked)
+        start(redis_consume, port, load.window, acked)
+        yield Run(pid, acked)
+
+
+def running(arm: Arm, folder: Path, load: Load, server: str) -> contextlib.AbstractContextManager[Run]:
+    if arm.other == "redis":
+        return redis_streams(arm, folder, load, server)
+    return forwarder(arm, load) if arm.other else ours(arm, folder, load)
