@@ -10,8 +10,9 @@ from typing import Any
 from actors.config import GeneratorConfig
 from benchmarks.agent_cost.serving import Serve
 from benchmarks.envs.random_prompt import PromptSuite
-from benchmarks.generation.arms import Outcome, System, Work
+from benchmarks.generation.meter import Outcome, Work
 from benchmarks.generation.program import rate, spread
+from benchmarks.generation.system import System
 from envs.config import EnvConfig
 from protocol.security import key_files
 

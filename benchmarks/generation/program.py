@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from actors.config import GeneratorConfig
-from benchmarks.generation.arms import Bare, Outcome, System, Work
+from benchmarks.generation.bare import Bare
+from benchmarks.generation.meter import Outcome, Work
 from benchmarks.generation.model import PRETRAINED, SIZES, model_folder
+from benchmarks.generation.system import System
 from benchmarks.report import save_results
 from protocol.security import key_files
 
