@@ -4,14 +4,13 @@ A message is right for the moment (a segment of a lease that the peer holds, a c
 given). Or it has one wrong field, comes from another peer, is a repetition, or is damaged.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
-from benchmarks.fuzz.engine import HOSTILE_INTS, Choices, hostile_value, mutate_value
+from benchmarks.fuzz.damage import Said, damaged, mutated, mutated_header, send
+from benchmarks.fuzz.engine import Choices
 from benchmarks.fuzz.messages import arrays, evaluation, group, plain, segment
-from protocol.codec import PRELUDE, encode, encode_arrays
+from protocol.codec import encode, encode_arrays
 from protocol.errors import LimitExceeded
 from protocol.messages import (
     AnyMessage,
@@ -41,7 +40,6 @@ ROLES = (
 )
 MAX_SAID = 64
 FOREIGN = plain()
-Said = tuple[str, list[bytes]]
 
 
 class Run:
@@ -92,7 +90,7 @@ class Peers:
     def beat(self, now: float) -> list[Said]:
         """Return heartbeats of the learners and actors."""
         beat = Heartbeat(progress=now, busy=True, policy_version=self._version)
-        return [self._send(name, beat) for name in NAMES[:5]]
+        return [send(name, beat) for name in NAMES[:5]]
 
     def speak(self) -> Iterator[Said]:
         """Yield the next messages of the script."""
@@ -114,18 +112,18 @@ class Peers:
             yield from self._flood()
         elif kind < 29:
             name, message = self._usual()
-            yield self._send(name, message)
+            yield send(name, message)
         elif kind < 33:
             name, message = self._usual()
-            yield self._send(name, self._mutated(message))
+            yield send(name, self._mutated(message))
         elif kind < 34:
-            yield self._send(choices.pick(NAMES), choices.pick(FOREIGN))
+            yield send(choices.pick(NAMES), choices.pick(FOREIGN))
         elif kind < 37 and self._said:
             name, frames = choices.pick(self._said)
             yield (name if choices.flag() else choices.pick(NAMES)), frames
         elif kind < 38 and self._said:
             name, frames = choices.pick(self._said)
-            yield name, self._damaged(frames)
+            yield name, damaged(choices, frames)
         else:
             name = choices.pick(NAMES)
             self._incarnations[name] += choices.flag(3)
@@ -146,10 +144,7 @@ class Peers:
             case 2:
                 return learner, DeliveryCredit(units=choices.below(4))
             case 3 | 4:
-                self._step += choices.below(2)
-                units = [choices.pick(self._units) for _ in range(choices.below(3))] if self._units else []
-                dropped = [choices.pick(self._units)] if self._units and choices.flag(4) else []
-                return learner, Commit(epoch=self._epoch, step=self._step, trained=units, dropped=dropped)
+                return learner, self._commit()
             case 5:
                 return learner, Checkpointed(epoch=self._epoch, step=max(0, self._step - choices.below(3)))
             case 6:
@@ -174,20 +169,27 @@ class Peers:
                     policy_version=self._version,
                 )
 
+    def _commit(self) -> Commit:
+        choices = self._choices
+        self._step += choices.below(2)
+        units = [choices.pick(self._units) for _ in range(choices.below(3))] if self._units else []
+        dropped = [choices.pick(self._units)] if self._units and choices.flag(4) else []
+        return Commit(epoch=self._epoch, step=self._step, trained=units, dropped=dropped)
+
     def _join(self, name: str, *, new: bool = False) -> list[Said]:
         """Return a peer's Hello, and its first credit."""
         choices = self._choices
         match ROLES.get(name):
             case "learner":
                 credit: AnyMessage = DeliveryCredit(units=choices.below(5))
-                return [self._send(name, self._learner_hello(name, new=new)), self._send(name, credit)]
+                return [send(name, self._learner_hello(name, new=new)), send(name, credit)]
             case "actor":
                 hello = Hello(role="actor", peer=name, incarnation=self._incarnations[name])
-                return [self._send(name, hello), self._send(name, TaskCredit(tasks=3))]
+                return [send(name, hello), send(name, TaskCredit(tasks=3))]
             case "generator":
-                return [self._send(name, self._generator_hello(name))]
+                return [send(name, self._generator_hello(name))]
             case _:
-                return [self._send(name, self._mutated(Hello(role="actor", peer="x", incarnation=1)))]
+                return [send(name, self._mutated(Hello(role="actor", peer="x", incarnation=1)))]
 
     def _generator_hello(self, name: str) -> Hello:
         at, url = f"tcp://{name}:1", f"http://{name}:1"
@@ -214,7 +216,7 @@ class Peers:
     def _segment(self) -> Iterator[Said]:
         choices = self._choices
         if not self._runs:
-            yield self._send(choices.pick(ACTORS), TaskCredit(tasks=1))
+            yield send(choices.pick(ACTORS), TaskCredit(tasks=1))
             return
         run = choices.pick(list(self._runs.values())[-8:])
         tokens = choices.below(5)
@@ -236,7 +238,7 @@ class Peers:
                 [*frames, frames[-1]] if choices.flag() else [*frames[:-1], frames[-1][: choices.below(9)]]
             )
         if kind == 4:
-            frames = [frames[0], self._mutated_header(frames[1]), *frames[2:]]
+            frames = [frames[0], mutated_header(choices, frames[1]), *frames[2:]]
         # With kind 5 the same index comes again.
         if kind != 5:
             run.index += 1
@@ -264,59 +266,7 @@ class Peers:
     # --- wrong in one place -----------------------------------------------------------------------------------
 
     def _mutated(self, message: Any) -> Any:
-        """Return the message with one field changed."""
-        choices = self._choices
-        name = choices.pick(message.__struct_fields__)
-        value = getattr(message, name)
-        ids = (*self._units, *self._tasks, *self._runs)
-        match value:
-            case bool():
-                other: Any = not value
-            case str() if ids and choices.flag():
-                other = choices.pick(ids)
-            case int():
-                near = value + choices.pick((-1, 1, 2))
-                other = near if choices.flag() else choices.pick(HOSTILE_INTS)
-            case list() if value and isinstance(value[0], msgspec.Struct) and not choices.flag(4):
-                place = choices.below(len(value))
-                other = [*value[:place], self._mutated(value[place]), *value[place + 1 :]]
-            case list() if value:
-                other = value * choices.pick((0, 2, 30))
-            case msgspec.Struct():
-                other = self._mutated(value)
-            case _:
-                other = hostile_value(choices.pick, value)
-        return msgspec.structs.replace(message, **{name: other})
-
-    def _mutated_header(self, header: bytes) -> bytes:
-        try:
-            return msgspec.msgpack.encode(mutate_value(self._choices.pick, msgspec.msgpack.decode(header)))
-        except (msgspec.MsgspecError, OverflowError, UnicodeDecodeError):
-            return header
-
-    def _damaged(self, frames: Sequence[bytes]) -> list[bytes]:
-        choices = self._choices
-        out = list(frames)
-        place = choices.below(len(out)) if out else 0
-        match choices.below(4):
-            case 0:
-                out[place : place + 1] = []
-            case 1:
-                out[place : place + 1] = [out[place][: choices.below(max(1, len(out[place])))]] if out else []
-            case 2 if out and out[place]:
-                damaged = bytearray(out[place])
-                damaged[choices.below(len(damaged))] = choices.byte()
-                out[place] = bytes(damaged)
-            case _ if len(out) > 1:
-                out[1] = self._mutated_header(out[1])
-        return out
-
-    def _send(self, name: str, message: Any) -> Said:
-        """Encode a message, even one that the protocol forbids. If that fails, send the bare prelude."""
-        try:
-            return name, [PRELUDE, msgspec.msgpack.encode(message)]
-        except (OverflowError, TypeError, UnicodeEncodeError, RecursionError, ValueError):
-            return name, [PRELUDE]
+        return mutated(self._choices, message, (*self._units, *self._tasks, *self._runs))
 
     # --- names --------------------------------------------------------------------------------------------------
 
