@@ -18,11 +18,14 @@ import tempfile
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import atheris
 
 from benchmarks.report import peak_rss
+
+if TYPE_CHECKING:
+    from benchmarks.fuzz.engine import Loop
 
 MODULES = (
     "protocol.codec", "protocol.session", "protocol.weights.format", "protocol.weights.chunks",
@@ -39,31 +42,13 @@ EDGES = re.compile(rb"cov: (\d+)")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--target", required=True, choices=GUIDED)
-    parser.add_argument("--inputs", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--corpus", type=Path, help="taken up, and added to; without it, forgotten at the end"
-    )
-    parser.add_argument("--findings", type=Path, default=Path("build/fuzz"))
-    args = parser.parse_args()
+    args = parsed()
     logging.disable(logging.CRITICAL)
     # The engine writes to stderr until the process ends. Catch its output here, to read the coverage from it.
     said = tempfile.TemporaryFile()  # noqa: SIM115
     shown = os.fdopen(os.dup(sys.stderr.fileno()), "w")
     os.dup2(said.fileno(), sys.stderr.fileno())
-    with atheris.instrument_imports(include=["protocol", "broker"]):
-        for name in MODULES:
-            import_module(name)
-    from benchmarks.fuzz.engine import Loop
-
-    # Import this after the modules above: it imports the same modules, but without instrumentation.
-    from benchmarks.fuzz.program import TARGETS
-
-    loop = Loop(TARGETS[args.target](), args.findings, limit_s=CPU_LIMIT_S)
+    loop = instrumented(args.target, args.findings)
     corpus = args.corpus or Path(tempfile.mkdtemp(prefix="fuzz-corpus-"))
     corpus.mkdir(parents=True, exist_ok=True)
     for number in range(BEGINNING):
@@ -74,21 +59,12 @@ def main() -> None:
         loop.one(data, args.seed, loop.report.inputs)
         if loop.report.inputs < args.inputs:
             return
-        report, seconds = loop.report, time.process_time() - began
-        for finding in report.findings.values():
-            shown.write(
-                f"{args.target}: {finding.count} x {finding.place}: {finding.file}\n{finding.text[-600:]}\n"
-            )
-        shown.write(
-            f"| {args.target} | {report.inputs:,} | {report.units:,} {loop.target.unit} | {_edges(said):,} edges "
-            f"| {seconds:.0f} s | {peak_rss() / 2**20:.0f} MiB "
-            f"| {len(report.findings)} |\n"
-        )
+        shown.write(result(args.target, loop, time.process_time() - began, _edges(said)))
         shown.flush()
         if args.corpus is None:
             shutil.rmtree(corpus)
         # The engine never returns.
-        os._exit(bool(report.findings))
+        os._exit(bool(loop.report.findings))
 
     arguments = [
         sys.argv[0],
@@ -99,6 +75,54 @@ def main() -> None:
     ]
     atheris.Setup(arguments, one)
     atheris.Fuzz()
+
+
+def parsed() -> argparse.Namespace:
+    """Return the arguments."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target", required=True, choices=GUIDED)
+    parser.add_argument("--inputs", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--corpus", type=Path, help="taken up, and added to; without it, forgotten at the end"
+    )
+    parser.add_argument("--findings", type=Path, default=Path("build/fuzz"))
+    return parser.parse_args()
+
+
+def instrumented(target: str, findings: Path) -> "Loop":
+    """Import our modules with instrumentation. Return the loop over a target's inputs."""
+    with atheris.instrument_imports(include=["protocol", "broker"]):
+        for name in MODULES:
+            import_module(name)
+    from benchmarks.fuzz.engine import Loop
+
+    # Import this after the modules above: it imports the same modules, but without instrumentation.
+    from benchmarks.fuzz.program import TARGETS
+
+    return Loop(TARGETS[target](), findings, limit_s=CPU_LIMIT_S)
+
+
+def result(target: str, loop: "Loop", seconds: float, edges: int) -> str:
+    """Return the findings, and the row of the table.
+
+    Args:
+        seconds: processor time of all inputs.
+        edges: parts of our code that they reached.
+    """
+    report = loop.report
+    found = [
+        f"{target}: {one.count} x {one.place}: {one.file}\n{one.text[-600:]}\n"
+        for one in report.findings.values()
+    ]
+    row = (
+        f"| {target} | {report.inputs:,} | {report.units:,} {loop.target.unit} | {edges:,} edges "
+        f"| {seconds:.0f} s | {peak_rss() / 2**20:.0f} MiB "
+        f"| {len(report.findings)} |\n"
+    )
+    return "".join([*found, row])
 
 
 def _edges(said: IO[bytes]) -> int:

@@ -15,26 +15,18 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.fuzz.engine import Choices, mutate_bytes, mutate_value
-from benchmarks.fuzz.messages import arrays, evaluation, group, segment
+from benchmarks.fuzz.journal_sample import CONFIG, write_sample
+from benchmarks.fuzz.messages import group
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
-from broker.journal.config import JournalConfig
-from broker.journal.files import ACCEPTED, numbers, records, survey
-from broker.journal.journal import (
-    DeadLetter,
-    Journal,
-    JournalError,
-    Kind,
-    pack_dead_letter,
-    unpack_dead_letter,
-)
+from broker.journal.files import ACCEPTED, records, survey
+from broker.journal.journal import Journal, JournalError, Kind, unpack_dead_letter
 from broker.journal.mark import LOCK, Mark, pack_mark
 from broker.journal.records import (
     FoundRecord,
     Header,
     Loss,
     Record,
-    file_name,
     pack_header,
     record_head,
     scan,
@@ -42,10 +34,9 @@ from broker.journal.records import (
 )
 from broker.journal_store import JournalStore
 from broker.recovery import recover, snapshot
-from protocol.codec import decode, encode, encode_arrays
-from protocol.messages import Commit, DeliveryCredit, Hello, LeaseTask, PublishWeights, PutTasks, TaskCredit
+from protocol.codec import encode
+from protocol.messages import DeliveryCredit, Hello, PutTasks
 
-CONFIG = JournalConfig(sync_interval_s=1e6, file_bytes=4096, keep_bytes=1 << 20, min_free_bytes=0)
 SHARED_MEMORY = Path("/dev/shm")
 NAMES = (
     "journal-00000001.log", "journal-00000002.log", "journal-00000003.log", "journal-00000004.log",
@@ -82,7 +73,7 @@ class JournalTarget:
         root = tempfile.mkdtemp(prefix="fuzz-journal-", dir=where)
         weakref.finalize(self, shutil.rmtree, root, ignore_errors=True)
         self._folder = Path(root) / "journal"
-        self._files = _sample(self._folder)
+        self._files = write_sample(self._folder)
         self._logs = sorted(name for name in self._files if name.endswith(".log"))
         self._written: set[tuple[int, bytes]] = set()
         self._spans: dict[str, list[FoundRecord]] = {}
@@ -273,41 +264,3 @@ class JournalTarget:
             assert again[-1].payload == b"more", "what was appended last is not there"
         finally:
             journal.close()
-
-
-def _sample(folder: Path) -> dict[str, bytes]:
-    """Write the journal of a small run. Return its files: three logs, the later two with a snapshot."""
-    journal = Journal.open(folder, run="r", config=CONFIG)
-    store = JournalStore(journal, CONFIG.max_bytes)
-    dispatcher = Dispatcher(
-        BrokerConfig(journal=CONFIG), run="r", max_policy_lag=4, now=0.0, store=store, boot="1"
-    )
-
-    def say(name: str, frames: list[bytes]) -> list[LeaseTask]:
-        message, _ = decode(frames)
-        actions = dispatcher.handle(name, message, frames[1:], 0.0)
-        return [action.message for action in actions if isinstance(action.message, LeaseTask)]
-
-    say("L", encode(Hello(role="learner", peer="L", incarnation=1, epoch=1, lineage=1)))
-    say("L", encode(DeliveryCredit(units=2)))
-    say("L", encode(PublishWeights(epoch=1, version=1, manifest="m")))
-    say("a", encode(Hello(role="actor", peer="a", incarnation=1)))
-    say("a", encode(TaskCredit(tasks=100)))
-    for step in range(3):
-        leases = say("L", encode(PutTasks(tasks=[*group(f"1g{step}"), evaluation(f"e{step}")])))
-        for lease in leases:
-            for index, status in enumerate(("unfinished", "finished")):
-                if step < 2 or not index:
-                    one = segment(lease, index, 3 * index, tokens=3, status=status, version=1)
-                    say("a", encode_arrays(one, arrays(3, 2, 1)))
-        say("L", encode(Commit(epoch=1, step=step, trained=[f"1g{step}"])))
-        letter = DeadLetter(peer="x", code="malformed", reason="no map", frames=[b"x"])
-        journal.append(Kind.DEAD, pack_dead_letter(letter))
-        if step < 2:
-            journal.rotate(snapshot(dispatcher.state, store))
-    assert journal.sync()
-    journal.close()
-    assert numbers(folder) == [1, 2, 3]
-    return {path.name: path.read_bytes() for path in folder.iterdir()} | {
-        file_name(n): (folder / file_name(n)).read_bytes() for n in (1, 2, 3)
-    }
