@@ -7,7 +7,7 @@
 - `uplink`: segments and task credit on their way to the broker.
 - `environments/`: runs the code of environments.
 - `failures`: the record of an episode that failed.
-- `generator_client`: asks generators for tokens, over a `generator_connection` each. `sampled`: what they return.
+- `generator_client/`: asks generators for tokens. `sampled`: what they return.
 - `config`, `errors`: settings and errors of both roles.
 - `vllm_worker`: import path for vLLM servers run by others.
 """

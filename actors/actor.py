@@ -19,7 +19,7 @@ from actors.environments.live_suite import LiveSuite
 from actors.episode import Bounds, Episode
 from actors.errors import ActorError, Infrastructure
 from actors.failures import FAILURES
-from actors.generator_client import GeneratorPool
+from actors.generator_client.pool import GeneratorPool
 from actors.render import Renderer
 from actors.uplink import LeaseBook, Outbox
 from envs.base import Suite

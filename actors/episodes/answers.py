@@ -7,7 +7,7 @@ from typing import Protocol
 from actors.episodes.clock import EpisodeClock
 from actors.episodes.conversation import Text
 from actors.errors import ActorError
-from actors.generator_client import TurnRequest
+from actors.generator_client.turn_request import TurnRequest
 from actors.sampled import Sampled
 from actors.stop_strings import find_stop, stopped_at
 from protocol.messages import Task

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from actors.environments.runner import EnvironmentRunner
 from actors.episode import Bounds, Episode
-from actors.generator_client import TurnRequest
+from actors.generator_client.turn_request import TurnRequest
 from actors.render import Renderer
 from actors.sampled import Sampled
 from benchmarks.agent_cost.client import TURNS

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from actors.errors import ActorError
-from actors.generator_client import GeneratorPool, TurnRequest
+from actors.generator_client.pool import GeneratorPool
+from actors.generator_client.turn_request import TurnRequest
 from launch.errors import LaunchError
 from protocol.messages import GeneratorInfo, Sampling
 

@@ -6,7 +6,7 @@ import pytest
 
 from actors.environments.runner import EnvironmentRunner
 from actors.episode import Bounds, Episode
-from actors.generator_client import GeneratorPool
+from actors.generator_client.pool import GeneratorPool
 from envs.base import StepResult
 from protocol.messages import GeneratorInfo, LeaseTask, Sampling, Task
 from tests.integration.actors.generator_harness import Running

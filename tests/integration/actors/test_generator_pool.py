@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import zmq
 
-from actors import generator_client
 from actors.errors import GenerationFailed, NoGenerator, TurnRefused
-from actors.generator_client import GeneratorPool, TurnRequest
+from actors.generator_client import pool as module
+from actors.generator_client.pool import GeneratorPool
+from actors.generator_client.turn_request import TurnRequest
 from protocol.codec import encode, encode_arrays
 from protocol.envelopes import messages_in
 from protocol.messages import Abort, Chunk, Generate, GeneratorInfo, Sampling
@@ -110,7 +111,7 @@ def sample(*servers, timeout_s=30.0, **request):
 
 @pytest.fixture(autouse=True)
 def quick_retry(monkeypatch):
-    monkeypatch.setattr(generator_client, "RETRY_S", 0.01)
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
 
 
 def test_a_turn_in_chunks():
@@ -175,7 +176,7 @@ def test_a_generator_that_says_that_it_works_is_waited_for():
 
 
 def test_without_any_generator_the_wait_has_an_end(monkeypatch):
-    monkeypatch.setattr(generator_client, "NO_GENERATOR_S", 0.1)
+    monkeypatch.setattr(module, "NO_GENERATOR_S", 0.1)
     begun = time.monotonic()
     with pytest.raises(NoGenerator, match="lists no generator"):
         sample()
@@ -210,7 +211,7 @@ def test_giving_up_a_turn_aborts_its_request():
 @pytest.mark.parametrize("same_name", [False, True], ids=["another", "its-successor"])
 def test_requests_of_a_generator_that_hangs_move_on_when_the_broker_drops_it(monkeypatch, same_name):
     """They need not wait out the timeout for a listed generator, and the sampled tokens are kept."""
-    monkeypatch.setattr(generator_client, "LEAVING_S", 0.2)
+    monkeypatch.setattr(module, "LEAVING_S", 0.2)
 
     async def main():
         hung = Server("g0", [([1, 2], "")])

@@ -9,7 +9,7 @@ import pytest
 from actors import actor as module
 from actors.actor import Actor
 from actors.config import ActorConfig
-from actors.generator_client import TurnRequest
+from actors.generator_client.turn_request import TurnRequest
 from protocol.messages import CancelTask, LeaseTask, SegmentAck, SegmentCredit, Task, TaskCredit, TaskRejected
 
 

@@ -6,8 +6,10 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from actors import generator_client, generator_connection
-from actors.generator_client import GeneratorPool, TurnRequest
+from actors.generator_client import connection
+from actors.generator_client import pool as module
+from actors.generator_client.pool import GeneratorPool
+from actors.generator_client.turn_request import TurnRequest
 from protocol.codec import decode, encode_arrays
 from protocol.messages import Abort, Chunk, Generate, GeneratorInfo
 
@@ -51,11 +53,11 @@ def sample(monkeypatch, *answers):
         def connect(self, endpoint):
             pass
 
-    monkeypatch.setattr(generator_client, "RETRY_S", 0.0)
-    monkeypatch.setattr(generator_connection, "dealer", lambda *_: Socket())
-    monkeypatch.setattr(generator_connection, "HandshakeWatch", Well)
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    monkeypatch.setattr(connection, "dealer", lambda *_: Socket())
+    monkeypatch.setattr(connection, "HandshakeWatch", Well)
     monkeypatch.setattr(
-        generator_connection,
+        connection,
         "AsyncSocket",
         lambda socket, on_frames, watch: Wire(on_frames, list(answers), log),
     )

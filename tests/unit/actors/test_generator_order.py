@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from actors.generator_client import GeneratorPool
-from actors.generator_connection import order
+from actors.generator_client.connection import order
+from actors.generator_client.pool import GeneratorPool
 from protocol.messages import GeneratorInfo, Goodbye, Hello, Welcome
 from tests.broker_driver import Driver
 

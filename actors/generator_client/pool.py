@@ -6,18 +6,16 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from actors.errors import GenerationFailed, NoGenerator, TurnRefused
-from actors.generator_connection import Arrived, GeneratorConnection, order
-from actors.sampled import FinishReason, Sampled, nothing
-from protocol.arrays import SAMPLED_ARRAYS, TOKEN_ARRAYS
-from protocol.codec import Frames, encode, encode_arrays, unpack_arrays
-from protocol.errors import KeysUnusable, ProtocolError
-from protocol.messages import Abort, Chunk, Generate, GeneratorInfo, Sampling
+from actors.generator_client.chunks import AnswerInterrupted, check_offset, sampled_of
+from actors.generator_client.connection import Arrived, GeneratorConnection, order
+from actors.generator_client.turn_request import TurnRequest, generate_message, why_complete
+from actors.sampled import Sampled, nothing
+from protocol.codec import encode
+from protocol.errors import KeysUnusable
+from protocol.messages import Abort, GeneratorInfo
 
 log = logging.getLogger(__name__)
 
@@ -29,29 +27,6 @@ NO_GENERATOR_S = 120.0
 """Longest wait for a generator that the broker lists and that lets this actor in."""
 MAX_ATTEMPTS = 5
 RETRY_S = 0.25
-FAILURES = ("error", "abort")
-"""Finish reasons with which a generator ends an answer before the turn is complete: the request is at fault, or
-the generator cannot go on."""
-
-
-@dataclass(frozen=True)
-class TurnRequest:
-    """One action turn: continue ``prompt`` by at most ``max_tokens`` tokens."""
-
-    trajectory_id: str
-    turn: int
-    prompt: Sequence[int]
-    max_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
-    min_policy_version: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    preferred: str = ""
-    begun: int = 0
-    """Tokens at the end of ``prompt`` that belong to this turn already. They change the seed."""
-
-
-class _Interrupted(Exception):
-    """A generator did not complete the turn."""
 
 
 class GeneratorPool:
@@ -149,7 +124,7 @@ class GeneratorPool:
                         yield sampled
                         if sampled.finish_reason:
                             return
-            except _Interrupted as why:
+            except AnswerInterrupted as why:
                 failures.append(f"{generator.info.peer}: {why}")
                 log.warning(
                     "turn %s of %s interrupted: %s", request.turn, request.trajectory_id, failures[-1]
@@ -157,7 +132,7 @@ class GeneratorPool:
             self.interruptions += 1
             generator.suspect_until = self._clock() + SUSPECT_S
             preferred = ""
-            if reason := _why_complete(request, received):
+            if reason := why_complete(request, received):
                 yield nothing(finish_reason=reason, generator=generator.info.peer)
                 return
         raise GenerationFailed(f"{MAX_ATTEMPTS} attempts failed: {'; '.join(failures)}")
@@ -235,13 +210,13 @@ class GeneratorPool:
         """Send one request to one generator, and yield its tokens.
 
         Raises:
-            _Interrupted: the answer stopped before its end.
+            AnswerInterrupted: the answer stopped before its end.
             TurnRefused: the request itself is at fault.
         """
         request_id = f"{request.trajectory_id[-200:]}#{request.turn}.{next(self._counter)}"
         inbox: asyncio.Queue[Arrived | None] = asyncio.Queue()
         generator.streams[request_id] = inbox
-        generator.send(_generate(request_id, request, received))
+        generator.send(generate_message(request_id, request, received))
         over, have = False, 0
         try:
             while not over:
@@ -249,15 +224,15 @@ class GeneratorPool:
                 self.chunks += 1
                 chunk = arrived.chunk
                 over = chunk.finish_reason != ""
-                sampled = _sampled(arrived, generator.info.peer)
-                _check_offset(chunk, have, len(sampled))
+                sampled = sampled_of(arrived, generator.info.peer)
+                check_offset(chunk, have, len(sampled))
                 have += len(sampled)
                 if len(sampled) or sampled.finish_reason:
                     yield sampled
                 if chunk.finish_reason == "error":
                     raise TurnRefused(f"{generator.info.peer} refused a request: {chunk.error}")
                 if chunk.finish_reason == "abort":
-                    raise _Interrupted(chunk.error or "aborted")
+                    raise AnswerInterrupted(chunk.error or "aborted")
         finally:
             del generator.streams[request_id]
             if not over:
@@ -274,64 +249,6 @@ class GeneratorPool:
             except TimeoutError:
                 gone = ", and the broker no longer lists it" if generator.leaving else ""
                 gone += f"; {generator.why}" if generator.why else ""
-                raise _Interrupted(f"no word for {patience:g} s{gone}") from None
+                raise AnswerInterrupted(f"no word for {patience:g} s{gone}") from None
             if arrived is not None:
                 return arrived
-
-
-def _why_complete(request: TurnRequest, received: Sequence[Sampled]) -> FinishReason:
-    """Return the finish reason of a turn that is complete although its last chunk was lost, else ""."""
-    last = next((sampled for sampled in reversed(received) if len(sampled)), None)
-    if last is not None and last.token_ids[-1] in request.stop_token_ids:
-        return "stop"
-    return "length" if sum(map(len, received)) >= request.max_tokens else ""
-
-
-def _generate(request_id: str, request: TurnRequest, received: Sequence[Sampled]) -> Frames:
-    sampling, tokens = request.sampling, sum(map(len, received))
-    seed, begun = sampling.seed, request.begun + tokens
-    message = Generate(
-        request_id=request_id,
-        max_tokens=request.max_tokens - tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        # Each turn, and each continuation of a turn, draws from a separate random stream.
-        seed=None if seed is None else (seed + 1_000_003 * request.turn + 7_919 * begun) % 2**31,
-        stop_token_ids=list(request.stop_token_ids),
-        min_policy_version=request.min_policy_version,
-    )
-    prompt = [np.array(request.prompt, np.int32), *(sampled.token_ids for sampled in received)]
-    return encode_arrays(message, {"token_ids": np.concatenate(prompt)})
-
-
-def _check_offset(chunk: Chunk, have: int, count: int) -> None:
-    """Check that a chunk continues the tokens received so far.
-
-    An empty chunk that reports a failure always passes.
-
-    Raises:
-        _Interrupted: there is a gap or an overlap, so the tokens do not continue this text.
-    """
-    if chunk.offset == have or (count == 0 and chunk.finish_reason in FAILURES):
-        return
-    if chunk.offset > have:
-        raise _Interrupted(f"tokens {have}..{chunk.offset - 1} were lost on the way")
-    raise _Interrupted(f"a chunk begins at token {chunk.offset}, {have} are here already")
-
-
-def _sampled(arrived: Arrived, peer: str) -> Sampled:
-    chunk = arrived.chunk
-    reason = chunk.finish_reason
-    finish_reason: FinishReason = reason if reason == "stop" or reason == "length" else ""
-    if not chunk.arrays:
-        return nothing(finish_reason=finish_reason, generator=peer)
-    try:
-        arrays = unpack_arrays(chunk.arrays, arrived.frames[0])
-        typed = {name: arrays[name].astype(TOKEN_ARRAYS[name], copy=False) for name in SAMPLED_ARRAYS}
-        sampled = Sampled(**typed, finish_reason=finish_reason, kv=chunk.kv, generator=peer)
-    except (ProtocolError, ValueError, KeyError, IndexError) as error:
-        raise _Interrupted(f"chunk without usable arrays: {error!r}") from None
-    if not np.isfinite(sampled.logp_behaviour).all():
-        raise _Interrupted("chunk with a log-probability that is not finite")
-    return sampled
