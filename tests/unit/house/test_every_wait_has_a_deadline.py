@@ -70,7 +70,7 @@ ALLOWED = {
     ("envs/agent/command.py", "process.wait()"): "an episode has a deadline, at which the agent is cancelled",
     ("envs/agent/guard.py", "agent.wait()"): "the actor closes the pipe when it no longer wants the agent",
     (
-        "actors/environments/runner.py",
+        "actors/environments/environment_loop.py",
         "asyncio.gather(*tasks, return_exceptions=True)",
     ): "a daemon thread that was left behind lets cancelled coroutines clean up; nobody waits for it",
     (
