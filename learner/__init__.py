@@ -2,7 +2,7 @@
 
 - `main`: wires the role; `loop`: the training loop; `trainer`: one step of it. `evaluate_only`: the role of
   `offbeat eval`, which trains nothing.
-- `config`, `algorithm_config`, `surrogate_config`: the settings.
+- `config`: the settings. `settings/`: the tables inside them.
 - `trajectory`, `units`: the data that is trained. `branches`: the conversations of a trajectory. `intake/`: turns the
   broker's messages into units.
 - `families/`: groups that ask for further groups.

@@ -4,209 +4,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from learner.algorithm_config import AlgorithmConfig
 from learner.credit.reward_config import RewardConfig
 from learner.credit.signal import judges_groups
 from learner.families.family_config import FamilyConfig
-from protocol.messages import MAX_NAME, MAX_STOPS
+from learner.settings.algorithm import AlgorithmConfig
+from learner.settings.evaluation import EvaluationConfig
+from learner.settings.lora import LoraConfig
+from learner.settings.optimizer import OptimizerConfig
+from learner.settings.replay import RESCUE_RULES, ReplayConfig
+from learner.settings.sampling import SamplingConfig
 from protocol.section import Section
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-ModuleNames = Annotated[tuple[str, ...], Field(strict=False)]
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
 REDUCE_BUCKET = 500_000_000
 """Most gradients that a rank reduces over the ranks at a time. From ZeRO stage 1 on it holds a copy of them, also if it
 is the only rank. 500 million is DeepSpeed's own number."""
-
-
-class SamplingConfig(Section):
-    """How training trajectories are sampled. There is no nucleus and no top-k sampling, on purpose: they give
-    the tokens that they cut off a behaviour probability of zero, and the importance ratio of those tokens
-    would be undefined."""
-
-    temperature: float = Field(1.0, gt=0)
-    """Sampling temperature. Above 0."""
-    max_turn_tokens: int = Field(64, ge=1)
-    """Most action tokens in one turn. At least 1, and less than `max_trajectory_tokens`."""
-    max_trajectory_tokens: int = Field(1024, ge=2)
-    """Most tokens of a trajectory: prompt, observations and actions together. At least 2. Absent: the smaller
-    of generator.max_model_len and `micro_batch_tokens`."""
-    max_context_tokens: int = Field(0, ge=0)
-    """Most tokens of one branch of a trajectory, for agents with sub-agents or windows: a branch then has to fit the
-    model's context, and all branches together `max_trajectory_tokens`. 0: a branch may be as long as the trajectory."""
-    stop: tuple[StopString, ...] = Field((), max_length=MAX_STOPS, strict=False)
-    """Strings that end a turn, for example ["\\nObservation:"], at most 16. The turn ends with the token that
-    completes one of them. All its tokens are trained, and the environment gets the text before the string. Special
-    tokens have no text, so no string matches them."""
-    include_stop: bool = False
-    """Leave the stop string in the environment's text."""
-    max_trajectory_s: float = Field(600.0, gt=0)
-    """Longest time of a trajectory, in seconds, without the waits for room at the broker. A longer one fails.
-    At least actor.generator_timeout_s and actor.env_timeout_s together, which one turn may take."""
-
-    @property
-    def context_tokens(self) -> int:
-        """Most tokens of one branch."""
-        return self.max_context_tokens or self.max_trajectory_tokens
-
-    @property
-    def context_setting(self) -> str:
-        """Setting that says so."""
-        return "max_context_tokens" if self.max_context_tokens else "max_trajectory_tokens"
-
-
-class OptimizerConfig(Section):
-    """AdamW and the schedule of its learning rate."""
-
-    lr: float = Field(1e-6, gt=0)
-    """Learning rate after the warm-up. Above 0. Absent: 1e-6 for all weights of a language model that is trained
-    already, 2e-5 for adapters (`[learner.lora]`), 3e-4 for a tiny model that is made here (`[model.tiny]`)."""
-    betas: tuple[Beta, Beta] = Field((0.9, 0.95), strict=False)
-    """Decay rates of AdamW's averages of the gradient and of its square. Each at least 0 and below 1."""
-    eps: float = Field(1e-8, gt=0)
-    """Term that AdamW adds to its denominator. Above 0."""
-    weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay of AdamW. At least 0; 0 turns it off."""
-    warmup_steps: int = Field(0, ge=0)
-    """Optimizer steps in which the learning rate rises linearly to `lr`. 0: no warm-up."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up: constant, or falling to zero at the end of the run, linearly or as
-    half a cosine."""
-    max_grad_norm: float = Field(1.0, gt=0)
-    """Norm to which a larger gradient is clipped. Above 0."""
-
-
-ALL_LINEAR = "all-linear"
-"""Value of `LoraConfig.targets`: every linear layer but the output layer."""
-
-
-class LoraConfig(Section):
-    """`[learner.lora]`: train adapters of low rank in place of the model's own weights (LoRA, arXiv:2106.09685).
-    Generators, evaluations and the final model get the adapters merged into the weights, see docs/run/lora.md. It needs
-    the extra `lora`, and a learning rate 10 to 100 times that of full weights."""
-
-    rank: int = Field(16, ge=1)
-    """Rank of the adapters: the columns of B and rows of A in W + alpha / rank · B A. At least 1, at most the smaller
-    side of every layer that is adapted."""
-    alpha: float | None = Field(None, gt=0)
-    """Scale of the adapters, which is divided by `rank`. Above 0. Absent: twice the rank, so that what an adapter
-    adds does not depend on its rank."""
-    targets: str | ModuleNames = ALL_LINEAR
-    """Layers that get an adapter: "all-linear" for every linear layer but the output layer, or a list of names such as
-    ["q_proj", "v_proj"]. A name stands for every linear layer whose path ends with it."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names in `targets`; none for "all-linear"."""
-        if isinstance(self.targets, str):
-            return () if self.targets == ALL_LINEAR else (self.targets,)
-        return self.targets
-
-    @property
-    def scale(self) -> float:
-        """Factor of B A: alpha / rank."""
-        return 2.0 if self.alpha is None else self.alpha / self.rank
-
-    @property
-    def words(self) -> str:
-        """The settings as words, by which a checkpoint says what it holds.
-
-        Example:
-            >>> LoraConfig(rank=8, targets=["v_proj", "q_proj"]).words
-            'rank 8, alpha 16, targets q_proj, v_proj'
-        """
-        targets = ", ".join(sorted(self.names)) or ALL_LINEAR
-        return f"rank {self.rank}, alpha {self.scale * self.rank:g}, targets {targets}"
-
-
-RESCUE_RULES = ("success", "per_prompt")
-"""Replay rules that replace members of a failed group instead of adding to the batch."""
-
-
-class ReplayConfig(Section):
-    """`[learner.replay]`: the replay table. A part of each batch is trajectories that were trained before.
-    With the rules "uniform", "recent" and "difficulty", an item of the table is a rollout group (a single
-    trajectory with learner.train_on = "trajectories"); with the other rules it is a trajectory."""
-
-    rule: Literal["uniform", "recent", "success", "per_prompt", "advantage", "difficulty"] = "recent"
-    """Items that are kept and drawn. "uniform": any group, with equal probability. "recent": any group,
-    newer groups with higher probability (ReMix, arXiv:2507.06892). "difficulty": groups whose success rate is
-    near `target_success` (DOTS, arXiv:2506.05316). "success": successful trajectories, each of which replaces
-    a member of a group that failed completely (ARPO, arXiv:2505.16282). "per_prompt": the same replacement,
-    with only the last successful trajectory of each prompt (RAPO, arXiv:2509.24107). "advantage":
-    trajectories whose return is above the present baseline (SPEAR, arXiv:2509.22601)."""
-    share: float = Field(0.4, gt=0, lt=1)
-    """Share of each batch that is replayed. Above 0 and below 1. The rules "success" and "per_prompt" ignore
-    it: they replace one member of each failed group."""
-    capacity_groups: int = Field(512, ge=1)
-    """Most items in the table; the oldest is evicted first. At least 1."""
-    max_policy_lag: int = Field(2, ge=1)
-    """Largest policy lag of an item, and of a replayed token that carries gradient, in versions; older items
-    are evicted. The lag of an item is the lag of its newest token. At least 1."""
-    max_uses: int = Field(4, ge=1)
-    """How often an item is replayed before it is evicted. At least 1."""
-    min_size: int = Field(1, ge=1)
-    """Items that the table must hold before the first is drawn. At least 1, at most `capacity_groups`."""
-    samples_per_insert: float | None = Field(None, gt=0)
-    """Upper limit, in the long run, of items drawn per item inserted. Above 0, at most `max_uses`. Absent: no
-    limit."""
-    target_success: float = Field(0.5, ge=0, le=1)
-    """Rule "difficulty": the success rate that is preferred. 0 to 1."""
-    temperature: float = Field(0.1, gt=0)
-    """Rule "difficulty": an item with success rate p has the weight
-    exp(-|p - target_success| / temperature). Above 0."""
-    outcome: str = Field("return", min_length=1)
-    """Rules "success" and "per_prompt": value of a trajectory that decides whether it is a success and whether its
-    group failed. "return": the return; any other word is the name of a reward, as the environment gave it, without
-    weights."""
-    per_prompt_capacity: int = Field(8, ge=1)
-    """Rule "success": most trajectories kept of one prompt; the newest stay. At least 1."""
-    warmup_steps: int = Field(0, ge=0)
-    """Rule "advantage": learner steps in which the weight of replayed trajectories rises from 0 to 1. 0: the
-    weight is always 1."""
-    only_with: str = ""
-    """Rule "advantage": name of a mark; a trajectory whose sum of it is not above 0 is not stored (SPEAR stores answers
-    with calls of tools). Absent: all."""
-    fire_at: int = Field(0, ge=0)
-    """Rule "advantage": number of items that may be drawn at which all of them are replayed at once, and the table is
-    emptied, as SPEAR does. At most `capacity_groups`; `share` has no effect then. 0: items are drawn by `share`."""
-    stop_at_step: int = Field(0, ge=0)
-    """Learner step from which on nothing is replayed. 0: replay never ends."""
-
-
-class EvaluationConfig(Section):
-    """`[learner.evaluation.NAME]`: a set of held-out tasks, and how they are answered. Its metrics are
-    `evaluation/NAME/...`. Every set is also evaluated before the first step and at the end."""
-
-    tasks: int = Field(64, ge=1)
-    """Held-out tasks, those with the first indices. At least 1."""
-    first_task: int = Field(0, ge=0)
-    """Index of the first held-out task, so that sets may have different tasks."""
-    env: str = ""
-    """Label of the `[[env]]` table that has the tasks. With `weight = 0` there, nothing is trained on it. Absent: all
-    environments, by their weights."""
-    samples: int = Field(1, ge=1)
-    """Answers to each task. Above 1 only with `temperature` above 0."""
-    pass_at: tuple[Annotated[int, Field(ge=1)], ...] = Field((), strict=False)
-    """Values of k for pass@k, at most `samples`; pass@1 is always reported. Absent: `samples`."""
-    temperature: float = Field(1.0, ge=0)
-    """Sampling temperature. 0: greedy."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus of sampling: the share of probability that is sampled from. Above 0, at most 1."""
-    every: int | None = Field(None, ge=0)
-    """Learner steps between evaluations during training. 0: none. Absent: learner.evaluation_every."""
-
-    @property
-    def ks(self) -> tuple[int, ...]:
-        """Values of k above 1, sorted."""
-        return tuple(sorted({k for k in self.pass_at or (self.samples,) if k > 1}))
-
-    @property
-    def answers(self) -> int:
-        """Answers to all tasks."""
-        return self.tasks * self.samples
 
 
 class LearnerConfig(Section):

@@ -25,7 +25,8 @@ from learner.samples.sample_log import SampleLog
 from learner.totals import Totals
 from learner.trajectory import Trajectory
 from learner.units import RECOMMITTED, Unit
-from learner.update.engine import TrainingEngine, UpdateReport
+from learner.update.engine import TrainingEngine
+from learner.update.report import UpdateReport
 from protocol.arrays import TOKEN_ARRAYS
 from protocol.messages import PublishWeights
 

@@ -1,6 +1,6 @@
 """Settings for every part of the objective, for tests that must hold for each of them."""
 
-from learner.algorithm_config import AlgorithmConfig
+from learner.settings.algorithm import AlgorithmConfig
 
 MASKS = [
     {"kind": "interval", "low": 0.6, "high": 1.6, "level": "sequence", "weight": False},

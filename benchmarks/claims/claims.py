@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
-from learner.algorithm_config import GroupAdvantage
+from learner.settings.advantages import GroupAdvantage
 
 TASKS = Path(__file__).with_name("tasks")
 BudgetUnit = Literal["tokens", "steps"]

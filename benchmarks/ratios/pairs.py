@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from benchmarks.learner.arms import SIZES, make_trajectories
-from learner.algorithm_config import AlgorithmConfig
+from learner.settings.algorithm import AlgorithmConfig
 from learner.update.batching import make_batch, make_micro_batches
 from learner.update.credit_assignment import assign_credit
 from learner.update.objective import Adaptive, Tokens, make_objective

@@ -28,7 +28,6 @@ from launch.processes.role_command import role_command
 from launch.run_file.sections import RunConfig
 from launch.supervise.health import BROKER
 from launch.supervise.posts import environment, posts
-from learner.config import EvaluationConfig
 from learner.families.wiring import waiting_families
 from learner.intake.broker_wait import TIME_LIMIT
 from learner.intake.curriculum import Curriculum
@@ -39,6 +38,7 @@ from learner.metrics import Report
 from learner.publishing.publisher import Publisher
 from learner.replay.table import replay_table
 from learner.run_files import next_epoch
+from learner.settings.evaluation import EvaluationConfig
 from learner.units import Unit
 from learner.update.engine import TrainingEngine
 from protocol.messages import Task

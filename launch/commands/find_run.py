@@ -4,9 +4,10 @@ import fcntl
 from pathlib import Path
 
 from launch.errors import ConfigError
+from launch.resuming import CONFIG
 from launch.run_file.keys_folder import http_keys, keys_folder
 from launch.run_file.sections import RunConfig
-from launch.run_folder import CONFIG, load_config
+from launch.run_folder import load_config
 from launch.supervise.health import BROKER
 
 CONFIGS = (CONFIG, f"config-{BROKER}.json")

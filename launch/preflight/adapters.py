@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launch.errors import ConfigError
 from launch.run_file.sections import RunConfig
-from learner.config import LoraConfig
+from learner.settings.lora import LoraConfig
 
 TRY_S = 300.0
 SHOWN_CHARS = 600

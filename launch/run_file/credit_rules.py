@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from learner.algorithm_config import RiskAdvantage
 from learner.config import LearnerConfig
 from learner.credit.compared import is_by_turn
 from learner.credit.comparison_config import ComparedAdvantage, Comparison
 from learner.credit.reward_config import OverlongPenalty, RewardConfig
+from learner.settings.advantages import RiskAdvantage
 
 
 def credit_contradictions(learner: LearnerConfig) -> Iterator[str]:

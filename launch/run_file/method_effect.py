@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from launch.run_file.family_rules import family_notes
 from launch.run_file.objectives import ChangedObjective, objectives_of
-from learner.algorithm_config import AlgorithmConfig, KlPenalty
 from learner.config import LearnerConfig
-from learner.surrogate_config import (
+from learner.settings.algorithm import AlgorithmConfig
+from learner.settings.regularisers import KlPenalty
+from learner.settings.surrogates import (
     BalancedSurrogate,
     ChunkSurrogate,
     ClipSurrogate,

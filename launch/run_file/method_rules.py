@@ -12,10 +12,12 @@ from launch.run_file.family_rules import family_contradictions
 from launch.run_file.objectives import compares_members, objectives_of
 from launch.run_file.ratio_rules import ratio_contradictions
 from launch.run_file.replay_rules import replay_contradictions
-from learner.algorithm_config import GROUP_RELATIVE, GaeAdvantage
 from learner.config import LearnerConfig
 from learner.credit.signal import judges_groups
-from learner.surrogate_config import RegressionSurrogate
+from learner.settings.advantages import GROUP_RELATIVE, GaeAdvantage
+from learner.settings.surrogates import (
+    RegressionSurrogate,
+)
 
 
 def method_contradictions(learner: LearnerConfig) -> Iterator[str]:

@@ -3,16 +3,12 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from learner.algorithm_config import (
-    GROUP_RELATIVE,
-    AlgorithmConfig,
-    CorrectionConfig,
-)
 from learner.config import LearnerConfig
 from learner.credit.short_forms import comparisons_of
-from learner.surrogate_config import (
-    SurrogateConfig,
-)
+from learner.settings.advantages import GROUP_RELATIVE
+from learner.settings.algorithm import AlgorithmConfig
+from learner.settings.corrections import CorrectionConfig
+from learner.settings.surrogates import SurrogateConfig
 
 
 class ChangedObjective(NamedTuple):

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from launch.run_file.objectives import objectives_of
-from learner.algorithm_config import AlgorithmConfig, IntervalCorrection
-from learner.surrogate_config import (
+from learner.settings.algorithm import AlgorithmConfig
+from learner.settings.corrections import IntervalCorrection
+from learner.settings.surrogates import (
     BalancedSurrogate,
     ClipSurrogate,
     EntropySurrogate,

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 
 from launch.run_file.objectives import compares_members
-from learner.algorithm_config import GROUP_RELATIVE, KlConvex, KlPenalty
-from learner.config import RESCUE_RULES, LearnerConfig, ReplayConfig
+from learner.config import LearnerConfig
 from learner.credit.reward_config import WinRate
-from learner.surrogate_config import BoundedSurrogate
+from learner.settings.advantages import GROUP_RELATIVE
+from learner.settings.regularisers import KlConvex, KlPenalty
+from learner.settings.replay import RESCUE_RULES, ReplayConfig
+from learner.settings.surrogates import BoundedSurrogate
 
 
 def replay_contradictions(learner: LearnerConfig) -> Iterator[str]:
@@ -82,7 +84,8 @@ def _outcomes(learner: LearnerConfig, replay: ReplayConfig) -> Iterator[str]:
 
 def _table(learner: LearnerConfig) -> Iterator[str]:
     """Yield the mistake that the replay table itself finds: it would give nothing, or less than its share."""
-    from learner.replay.table import ReplayConfigError, replay_table
+    from learner.errors import ReplayConfigError
+    from learner.replay.table import replay_table
 
     try:
         replay_table(learner)

@@ -12,8 +12,8 @@ from envs.rows.judge import asks_own_judge
 from launch.run_file.method_effect import settings_without_effect
 from launch.run_file.method_rules import method_contradictions
 from launch.run_file.sections import RunConfig
-from learner.algorithm_config import GaeAdvantage
-from learner.config import ALL_LINEAR
+from learner.settings.advantages import GaeAdvantage
+from learner.settings.lora import ALL_LINEAR
 from protocol.errors import AddressRefused
 from protocol.security.addresses import split_address, why_not_bound
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from learner.algorithm_config import RiskAdvantage
 from learner.algorithms.risk import next_quantile, risk_advantage, share_of_paper
+from learner.settings.advantages import RiskAdvantage
 from learner.trajectory import Trajectory
 from protocol.arrays import Float64s
 

@@ -1,13 +1,13 @@
 """Kinds of advantage that are names of one comparison."""
 
-from learner.algorithm_config import (
+from learner.credit.comparison_config import ComparedAdvantage, Comparison
+from learner.settings.advantages import (
     AdvantageConfig,
     BatchMeanAdvantage,
     GroupAdvantage,
     LeaveOneOutAdvantage,
     TurnReturnAdvantage,
 )
-from learner.credit.comparison_config import ComparedAdvantage, Comparison
 
 
 def comparisons_of(config: AdvantageConfig) -> ComparedAdvantage | None:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from learner.algorithm_config import GROUP_RELATIVE, AdvantageConfig
 from learner.algorithms.advantages import informative_scale
 from learner.algorithms.comparisons import UNIFORM_SPREAD
 from learner.credit.compared import compared_advantages
 from learner.credit.comparison_config import ComparedAdvantage
+from learner.settings.advantages import GROUP_RELATIVE, AdvantageConfig
 from learner.trajectory import Trajectory
 
 
@@ -16,7 +16,7 @@ def judges_groups(config: AdvantageConfig) -> bool:
     """Return whether an advantage is formed within a rollout group alone, so that a group without signal is known.
 
     Example:
-        >>> from learner.algorithm_config import GroupAdvantage
+        >>> from learner.settings.advantages import GroupAdvantage
         >>> judges_groups(GroupAdvantage()), judges_groups(ComparedAdvantage(terms=[{"among": ["batch"]}]))
         (True, False)
     """

@@ -12,8 +12,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from learner.config import EvaluationConfig, LearnerConfig
+from learner.config import LearnerConfig
 from learner.families.family import ChildTask
+from learner.settings.evaluation import EvaluationConfig
 from protocol import names
 from protocol.messages import Sampling, Task
 

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learner.config import EvaluationConfig
 from learner.gauges import HELDOUT_REWARD, evaluation_tag
 from learner.intake.pass_at import Estimate, mean_over_tasks, pass_at_k
+from learner.settings.evaluation import EvaluationConfig
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, failure_or_text
 

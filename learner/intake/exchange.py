@@ -4,13 +4,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from learner.config import EvaluationConfig, LearnerConfig
+from learner.config import LearnerConfig
 from learner.errors import NoData, Stopped
 from learner.intake.broker_connection import BrokerConnection
 from learner.intake.broker_wait import POLL_S, BrokerWait
 from learner.intake.commit_sender import CommitSender
 from learner.intake.curriculum import Curriculum
 from learner.intake.intake import Intake
+from learner.settings.evaluation import EvaluationConfig
 from learner.trajectory import Trajectory
 from learner.units import Unit
 from protocol.link import ThreadLink

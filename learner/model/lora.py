@@ -13,8 +13,8 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
-from learner.config import LoraConfig
 from learner.errors import LoraError
+from learner.settings.lora import LoraConfig
 
 INSTALL = "pip install 'offbeat[learner,lora]'"
 ADAPTER = "default"

@@ -17,10 +17,10 @@ from typing import Any, assert_never
 import numpy as np
 
 from learner.algorithms.replay import advantage_recalibrated, group_failed
-from learner.config import RESCUE_RULES, ReplayConfig
 from learner.credit.rewards import mark_total
 from learner.replay.rules import SUCCESS_RETURN
 from learner.replay.table import ReplayEntry, ReplayTable
+from learner.settings.replay import RESCUE_RULES, ReplayConfig
 from learner.trajectory import Trajectory
 from learner.units import Unit, newest_version
 

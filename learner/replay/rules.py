@@ -7,8 +7,8 @@ from typing import NamedTuple, assert_never
 
 from learner.algorithms import replay
 from learner.algorithms.replay import ROUNDING
-from learner.config import RESCUE_RULES, ReplayConfig
 from learner.errors import ReplayConfigError
+from learner.settings.replay import RESCUE_RULES, ReplayConfig
 from protocol.arrays import Float64s
 
 SUCCESS_RETURN = {"success": 0.1, "per_prompt": 0.5}

@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 import numpy as np
 
 from learner.algorithms import replay
-from learner.config import RESCUE_RULES, LearnerConfig, ReplayConfig
+from learner.config import LearnerConfig
 from learner.errors import ReplayConfigError, ReplayStateError
 from learner.replay.file import (
     FORMAT,
@@ -34,6 +34,7 @@ from learner.replay.rules import (
     make_limiter,
     make_selector,
 )
+from learner.settings.replay import RESCUE_RULES, ReplayConfig
 from learner.trajectory import Trajectory
 from learner.units import Unit
 from protocol.whole_files import write_whole

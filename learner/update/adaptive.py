@@ -9,13 +9,14 @@ from typing import assert_never
 from msgspec import Struct
 from msgspec.structs import replace
 
-from learner.algorithm_config import AlgorithmConfig, KlConvex
 from learner.algorithms.clipping import BalancedBounds
 from learner.algorithms.penalties import mirror_step_size, next_dual
 from learner.algorithms.regularisers import band_weight, base_share, next_entropy_coefficient
-from learner.config import OptimizerConfig
 from learner.credit.bundles import Quantiles
-from learner.surrogate_config import EntropySurrogate, MirrorDescentSurrogate, RatioVarianceSurrogate
+from learner.settings.algorithm import AlgorithmConfig
+from learner.settings.optimizer import OptimizerConfig
+from learner.settings.regularisers import KlConvex
+from learner.settings.surrogates import EntropySurrogate, MirrorDescentSurrogate, RatioVarianceSurrogate
 from learner.update.objective import Adaptive
 
 
@@ -51,8 +52,8 @@ def algorithm_at(config: AlgorithmConfig, step: int) -> AlgorithmConfig:
     """Return the objective in force at a learner step. A reincarnated run changes it once.
 
     Example:
-        >>> from learner.algorithm_config import Reincarnation
-        >>> from learner.surrogate_config import WindowSurrogate
+        >>> from learner.settings.algorithm import Reincarnation
+        >>> from learner.settings.surrogates import WindowSurrogate
         >>> c = AlgorithmConfig(surrogate=WindowSurrogate(), reincarnation=Reincarnation(step=50))
         >>> algorithm_at(c, 49).surrogate.kind, algorithm_at(c, 50).surrogate.kind
         ('window', 'clip')

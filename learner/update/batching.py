@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.algorithm_config import AggregationConfig
 from learner.algorithms.aggregation import token_weights
 from learner.algorithms.staleness import assert_lag_bound, loss_mask
+from learner.settings.algorithm import AggregationConfig
 from learner.trajectory import Trajectory
 from learner.update.credit_assignment import TokenAdvantages
 from learner.update.packing import ON_CPU, CutRule, choose_cuts, dealt_row

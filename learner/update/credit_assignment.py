@@ -11,14 +11,6 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.algorithm_config import (
-    AdvantageConfig,
-    AlgorithmConfig,
-    CriticConfig,
-    GaeAdvantage,
-    GreedyAdvantage,
-    TokenGroupAdvantage,
-)
 from learner.algorithms import advantages as adv
 from learner.algorithms import truncation
 from learner.algorithms.values import lambda_returns, vtrace_targets
@@ -26,6 +18,9 @@ from learner.credit.compared import compared_advantages, is_by_turn
 from learner.credit.short_forms import comparisons_of
 from learner.credit.signal import informative_factor
 from learner.families.branching import shared_prefix_advantages
+from learner.settings.advantages import AdvantageConfig, GaeAdvantage, GreedyAdvantage, TokenGroupAdvantage
+from learner.settings.algorithm import AlgorithmConfig
+from learner.settings.critic import CriticConfig
 from learner.trajectory import Trajectory
 from protocol.arrays import Float64s
 

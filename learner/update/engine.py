@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from learner.algorithm_config import RiskAdvantage
 from learner.checkpoints import checkpoint, checkpoint_files
 from learner.checkpoints.optimizer_parts import parts_to_save, restore
 from learner.checkpoints.shards import ShardReader, shard_file, write_shard
@@ -29,6 +28,7 @@ from learner.model.lora import count_parameters, frozen_digest
 from learner.model.routes import RouteReplay
 from learner.publishing.weight_copy import CopyStream, OutgoingWeights, register, rounded_shapes
 from learner.run_files import let_all_read
+from learner.settings.advantages import RiskAdvantage
 from learner.trajectory import Trajectory
 from learner.update import deepspeed_zero as zero
 from learner.update import ranks

@@ -13,15 +13,6 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from learner.algorithm_config import (
-    AlgorithmConfig,
-    CorrectionConfig,
-    IntervalCorrection,
-    KlConfig,
-    KlConvex,
-    KlPenalty,
-    TruncatedCorrection,
-)
 from learner.algorithms import penalties, surrogates
 from learner.algorithms.clipping import hapo_bounds, hapo_redistribute, lag_bounds
 from learner.algorithms.corrections import interval_correction, truncated_correction
@@ -30,7 +21,10 @@ from learner.algorithms.levels import Level
 from learner.algorithms.ratios import importance_ratio, interpolated_proximal, level_ratio, product_ratio
 from learner.algorithms.regularisers import entropy_band_penalty, kl_convex, kl_estimate
 from learner.algorithms.surrogates import SurrogateValue
-from learner.surrogate_config import (
+from learner.settings.algorithm import AlgorithmConfig
+from learner.settings.corrections import CorrectionConfig, IntervalCorrection, TruncatedCorrection
+from learner.settings.regularisers import KlConfig, KlConvex, KlPenalty
+from learner.settings.surrogates import (
     BalancedSurrogate,
     BoundedSurrogate,
     Centre,

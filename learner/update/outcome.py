@@ -11,7 +11,7 @@ from torch import Tensor
 
 from learner.algorithms.clipping import BalancedBounds
 from learner.algorithms.ratios import importance_ratio
-from learner.surrogate_config import Centre
+from learner.settings.surrogates import Centre
 from learner.update.adaptive import AdaptiveState
 from learner.update.batching import MicroBatch
 from learner.update.deepspeed_zero import OptimizerStep, sum_over_ranks

@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.algorithm_config import AlgorithmConfig, CovarianceMask
 from learner.algorithms.clipping import entropy_signal
 from learner.algorithms.entropy_balance import entropy_multiplier
 from learner.algorithms.entropy_change import covariance_mask
 from learner.algorithms.ratios import segment_ratio
-from learner.surrogate_config import EntropySurrogate
+from learner.settings.algorithm import AlgorithmConfig
+from learner.settings.regularisers import CovarianceMask
+from learner.settings.surrogates import EntropySurrogate
 from learner.update.adaptive import has_group_ratio, needs_scores
 from learner.update.batching import Batch, MicroBatch
 from learner.update.deepspeed_zero import sum_over_ranks

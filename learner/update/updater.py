@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithm_config import AlgorithmConfig
 from learner.algorithms.clipping import BalancedBounds, balance_path, balance_sums, choose_bounds
 from learner.algorithms.ratios import importance_ratio, learning_rate_factor
 from learner.algorithms.values import value_loss
 from learner.config import LearnerConfig
 from learner.model.routes import RouteReplay
 from learner.publishing.weight_copy import CopyStream
-from learner.surrogate_config import BalancedSurrogate, RatioVarianceSurrogate
+from learner.settings.algorithm import AlgorithmConfig
+from learner.settings.surrogates import BalancedSurrogate, RatioVarianceSurrogate
 from learner.update.adaptive import (
     AdaptiveState,
     adaptive,

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from launch.run_file.load import load
-from learner.algorithm_config import RiskAdvantage
 from learner.algorithms.entropy_balance import entropy_multiplier, gradient_keeping_surrogate
 from learner.algorithms.entropy_change import covariance_mask
 from learner.algorithms.penalties import regression_surrogate
@@ -22,6 +21,7 @@ from learner.credit.bundles import Quantiles, risk_advantages
 from learner.credit.rewards import composed, cooling_bonus, step_value
 from learner.replay.batch import mix, remember
 from learner.replay.table import replay_table
+from learner.settings.advantages import RiskAdvantage
 from learner.units import Unit
 from learner.update.credit_assignment import Estimates, assign_credit
 from learner.update.objective import Adaptive, Tokens, make_objective

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.algorithm_config import AlgorithmConfig
 from learner.families.branching import (
     branch_probability,
     branch_turns,
@@ -20,6 +19,7 @@ from learner.families.family_config import BranchFamily, DraftFamily, HintFamily
 from learner.families.hints import hint_levels, is_solved
 from learner.families.reactions import Surroundings, react, settle
 from learner.families.recorded import joined
+from learner.settings.algorithm import AlgorithmConfig
 from learner.units import Unit
 from learner.update.credit_assignment import assign_credit
 from protocol import names

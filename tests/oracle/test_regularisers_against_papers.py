@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from launch.run_file.load import load
-from learner.algorithm_config import AlgorithmConfig
 from learner.algorithms.aggregation import token_weights
 from learner.algorithms.regularisers import (
     band_weight,
@@ -21,6 +20,7 @@ from learner.algorithms.regularisers import (
     kl_k3,
     next_entropy_coefficient,
 )
+from learner.settings.algorithm import AlgorithmConfig
 from learner.update.adaptive import adaptive, after_update, first_state
 from learner.update.objective import Adaptive, Tokens, make_objective
 

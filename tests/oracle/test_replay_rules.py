@@ -23,9 +23,9 @@ from learner.algorithms.replay import (
     success_logits,
     uniform_logits,
 )
-from learner.config import ReplayConfig
 from learner.replay.batch import can_rescue, remember, rescue
 from learner.replay.table import make_table
+from learner.settings.replay import ReplayConfig
 from learner.units import Unit
 from tests.trajectories import make_group, make_trajectory
 

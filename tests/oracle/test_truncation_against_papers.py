@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithm_config import AlgorithmConfig
 from learner.algorithms.advantages import monte_carlo_returns
 from learner.algorithms.truncation import adaptive_trace, extended_gae, tail_mask
 from learner.algorithms.values import (
@@ -19,6 +18,7 @@ from learner.algorithms.values import (
     value_loss,
     vtrace_targets,
 )
+from learner.settings.algorithm import AlgorithmConfig
 from learner.update.credit_assignment import Estimates, assign_credit
 from protocol.messages import Reward, Turn
 from tests.trajectories import make_trajectory

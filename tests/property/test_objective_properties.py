@@ -5,13 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.algorithm_config import AlgorithmConfig, KlPenalty
 from learner.algorithms.aggregation import token_weights
 from learner.algorithms.comparisons import compare
 from learner.algorithms.corrections import truncated_correction
 from learner.algorithms.ratios import effective_sample_size, importance_ratio
 from learner.algorithms.regularisers import kl_k3
 from learner.algorithms.staleness import assert_lag_bound, loss_mask
+from learner.settings.algorithm import AlgorithmConfig
+from learner.settings.regularisers import KlPenalty
 from learner.update.objective import Adaptive, Tokens, make_objective
 from learner.update.packing import CutRule, choose_cuts
 

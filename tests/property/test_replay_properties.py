@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from learner.algorithms.replay import choose, replay_quota_beside, selection_probabilities
-from learner.config import ReplayConfig
+from learner.errors import ReplayConfigError
 from learner.replay.batch import mix, remember
-from learner.replay.table import ReplayConfigError, make_table
+from learner.replay.table import make_table
+from learner.settings.replay import ReplayConfig
 from learner.units import Unit
 from tests.property.effort import EFFORT
 from tests.trajectories import make_group

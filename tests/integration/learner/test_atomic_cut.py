@@ -11,13 +11,14 @@ import pytest
 
 from learner.checkpoints import checkpoint, checkpoint_files
 from learner.checkpoints.lineage import start
-from learner.config import LearnerConfig, ReplayConfig
+from learner.config import LearnerConfig
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
 from learner.loop import Learner
 from learner.metrics import Report
 from learner.replay.table import make_table
 from learner.retrain.retrain import Unpublished
+from learner.settings.replay import ReplayConfig
 from learner.trajectory import Trajectory
 from learner.units import Unit
 from learner.update.adaptive import AdaptiveState

@@ -9,11 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner.algorithm_config import AlgorithmConfig
 from learner.algorithms.comparisons import compare
-from learner.config import LearnerConfig, OptimizerConfig
+from learner.config import LearnerConfig
 from learner.errors import CheckpointError
-from learner.surrogate_config import ClipSurrogate
+from learner.settings.algorithm import AlgorithmConfig
+from learner.settings.optimizer import OptimizerConfig
+from learner.settings.surrogates import ClipSurrogate
 from learner.update.engine import TrainingEngine
 from learner.update.scores import score_mini_batches
 from tests.integration.learner.published import assert_equal_checkpoints, assert_weights_close, weights_of

@@ -10,10 +10,12 @@ from safetensors.torch import load_file, save_file
 from torch.nn.utils import parametrize
 from transformers import AutoModelForCausalLM
 
-from learner.algorithm_config import AlgorithmConfig
-from learner.config import LearnerConfig, LoraConfig, OptimizerConfig
+from learner.config import LearnerConfig
 from learner.errors import CheckpointError, LoraError
 from learner.model.lora import published_name
+from learner.settings.algorithm import AlgorithmConfig
+from learner.settings.lora import LoraConfig
+from learner.settings.optimizer import OptimizerConfig
 from learner.update import engine as engine_file
 from learner.update.deepspeed_zero import trained_weights
 from learner.update.engine import TrainingEngine

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learner.algorithm_config import AlgorithmConfig
-from learner.config import LearnerConfig, OptimizerConfig
+from learner.config import LearnerConfig
+from learner.settings.algorithm import AlgorithmConfig
+from learner.settings.optimizer import OptimizerConfig
 from learner.update.engine import TrainingEngine
 from protocol.messages import Reward, Turn
 from tests.integration.learner.published import weights_of

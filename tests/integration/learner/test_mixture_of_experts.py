@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from learner.config import LearnerConfig, OptimizerConfig
+from learner.config import LearnerConfig
+from learner.settings.optimizer import OptimizerConfig
 from learner.update.engine import TrainingEngine
 from protocol.weights.model_folder import check_names
 from tests.integration.learner.published import weights_of

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from launch.run_file.load import load
 from launch.run_file.shipped import run_files
-from learner.config import OptimizerConfig
 from learner.credit.rewards import composed
-from learner.surrogate_config import (
+from learner.settings.optimizer import OptimizerConfig
+from learner.settings.surrogates import (
     ChunkSurrogate,
     EntropySurrogate,
     LagSurrogate,

@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learner.config import LearnerConfig, OptimizerConfig
+from learner.config import LearnerConfig
 from learner.errors import RoutesUnknown
+from learner.settings.optimizer import OptimizerConfig
 from learner.update.engine import TrainingEngine
 from tests.integration.learner.published import assert_weights_close, weights_of
 from tests.integration.learner.start_ranks import run_two_ranks

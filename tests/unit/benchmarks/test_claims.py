@@ -19,8 +19,8 @@ from envs.registry import make_suite
 from launch.run_file.family_rules import lacking
 from launch.run_file.load import load
 from launch.tokenizer import make_tokenizer, save_tokenizer
-from learner.algorithm_config import GroupAdvantage
 from learner.credit.needs import needed_marks, needed_rewards
+from learner.settings.advantages import GroupAdvantage
 from learner.units import Unit, UnitPart
 from protocol.messages import Turn
 from tests.trajectories import make_turns

@@ -8,11 +8,12 @@ from launch import cli
 from launch.commands.evaluate import Weights, find_weights, lines_of
 from launch.commands.retrain import configuration
 from launch.errors import ConfigError
+from launch.resuming import CONFIG
 from launch.run_file.load import check
-from launch.run_folder import CONFIG, save_config
-from learner.config import EvaluationConfig
+from launch.run_folder import save_config
 from learner.errors import Stopped
 from learner.evaluate_only import evaluate_sets
+from learner.settings.evaluation import EvaluationConfig
 from tests.trajectories import make_trajectory
 
 FILE = {

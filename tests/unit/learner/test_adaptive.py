@@ -5,15 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.algorithm_config import (
-    AlgorithmConfig,
-    CriticConfig,
-    GaeAdvantage,
-    Reincarnation,
-    TurnReturnAdvantage,
-)
 from learner.algorithms.truncation import extended_gae
-from learner.surrogate_config import RatioVarianceSurrogate, WindowSurrogate
+from learner.settings.advantages import GaeAdvantage, TurnReturnAdvantage
+from learner.settings.algorithm import AlgorithmConfig, Reincarnation
+from learner.settings.critic import CriticConfig
+from learner.settings.surrogates import RatioVarianceSurrogate, WindowSurrogate
 from learner.update.adaptive import algorithm_at, first_state, state_at, total_optimizer_steps
 from learner.update.batching import make_batch
 from learner.update.credit_assignment import Estimates, TokenAdvantages, assign_credit

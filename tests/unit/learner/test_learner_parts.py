@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from learner.checkpoints import checkpoint, checkpoint_files
-from learner.config import LearnerConfig, OptimizerConfig
+from learner.config import LearnerConfig
 from learner.errors import CheckpointError
 from learner.run_files import let_all_read
+from learner.settings.optimizer import OptimizerConfig
 from learner.update.adaptive import AdaptiveState, learning_rate
 from learner.update.deepspeed_zero import OptimizerStep, deepspeed_config, initialise
 from learner.update.outcome import ROWS, UpdateOutcome

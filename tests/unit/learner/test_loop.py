@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from learner.checkpoints.lineage import Start
-from learner.config import LearnerConfig, ReplayConfig
+from learner.config import LearnerConfig
 from learner.errors import Diverged, NothingToLearn, Stopped
 from learner.intake.open_trajectories import OpenTrajectories
 from learner.intake.signal_watch import SOLVED, SignalWatch
@@ -22,6 +22,7 @@ from learner.retrain.retrain import Unpublished
 from learner.run_files import PublishedVersion
 from learner.samples.sample import read_samples
 from learner.samples.sample_log import SampleLog
+from learner.settings.replay import ReplayConfig
 from learner.units import Counts, Unit
 from learner.update.report import UpdateReport
 from protocol.failures import FailureCounts

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from learner.config import LoraConfig
 from learner.errors import LoraError
 from learner.model.lora import (
     adapters,
@@ -17,6 +16,7 @@ from learner.model.lora import (
     frozen_digest,
     published_name,
 )
+from learner.settings.lora import LoraConfig
 from learner.update.policy import load_policy
 from tests.integration.learner.tiny_qwen3 import VOCAB, tiny_model
 

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from launch.run_file.load import load
 from launch.run_file.shipped import run_files
-from learner.config import OptimizerConfig
 from learner.families.family import FamilyStage, TaskFamily
 from learner.families.reactions import settle
+from learner.settings.optimizer import OptimizerConfig
 from learner.update.engine import TrainingEngine
 from protocol import names
 from protocol.messages import Reward, Turn

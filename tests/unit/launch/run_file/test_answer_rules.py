@@ -9,9 +9,9 @@ import pytest
 from launch.errors import ConfigError
 from launch.run_file.family_rules import family_contradictions
 from launch.run_file.load import load
-from learner.algorithm_config import AlgorithmConfig
 from learner.config import LearnerConfig
 from learner.credit.needs import needed_rewards
+from learner.settings.algorithm import AlgorithmConfig
 from learner.update.credit_assignment import assign_credit
 from tests.trajectories import make_trajectory
 

@@ -6,7 +6,8 @@ from launch.errors import ConfigError
 from launch.run_file.load import check, load
 from launch.run_file.method_effect import notes
 from launch.run_file.recipes import recipes
-from learner.replay.table import ReplayConfigError, make_table
+from learner.errors import ReplayConfigError
+from learner.replay.table import make_table
 from recipes import BOUNDS_NEVER_ACT
 
 GAE = {"kind": "gae"}

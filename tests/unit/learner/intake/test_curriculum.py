@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.config import EvaluationConfig, LearnerConfig
+from learner.config import LearnerConfig
 from learner.intake.curriculum import Curriculum
+from learner.settings.evaluation import EvaluationConfig
 
 GREEDY = EvaluationConfig(tasks=3, temperature=0.0)
 

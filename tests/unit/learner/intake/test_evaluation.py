@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from learner.config import EvaluationConfig
 from learner.gauges import declared
 from learner.intake.evaluation import result_of
+from learner.settings.evaluation import EvaluationConfig
 from protocol.messages import Failure
 from tests.trajectories import make_trajectory
 

@@ -5,12 +5,13 @@ import time
 
 import pytest
 
-from learner.config import EvaluationConfig, LearnerConfig
+from learner.config import LearnerConfig
 from learner.errors import NoData, NothingToLearn, Stopped
 from learner.intake import exchange as module
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
 from learner.intake.signal_watch import SOLVED, SignalWatch
+from learner.settings.evaluation import EvaluationConfig
 from protocol.messages import (
     Checkpointed,
     CheckpointWanted,

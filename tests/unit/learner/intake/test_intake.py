@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.algorithm_config import GroupAdvantage
-from learner.config import EvaluationConfig, LearnerConfig
+from learner.config import LearnerConfig
 from learner.credit.comparison_config import ComparedAdvantage
 from learner.credit.signal import has_signal
 from learner.errors import LedgerViolation
@@ -15,6 +14,8 @@ from learner.intake.commit_memory import CommitMemory
 from learner.intake.curriculum import Curriculum
 from learner.intake.deliveries import receive
 from learner.intake.intake import Intake
+from learner.settings.advantages import GroupAdvantage
+from learner.settings.evaluation import EvaluationConfig
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages import Deliver, Dropped, QueueStats, Reward, Segment, Turn
 from tests.trajectories import make_trajectory
