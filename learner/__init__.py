@@ -11,6 +11,7 @@
 - `model/`: adapters of low rank, and the choice of experts. `gpu`: takes the GPU of a rank.
 - `replay/`: the replay table. `publishing/`: brings new versions to the generators.
 - `checkpoints/`: checkpoints, and where a process starts. `run_files`: places of the files that outlive it.
-- `metrics`, `gauges`, `charts`, `totals`: what is reported. `samples/`: what the model wrote. `errors`: the exceptions.
+- `metrics`, `charts`, `totals`: what is reported. `gauges/`: declares each metric. `samples/`: what the model wrote.
+- `errors`: the exceptions.
 - `retrain/`: training again from a journal. `warmstart`: makes a small model to begin with.
 """

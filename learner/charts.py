@@ -1,6 +1,6 @@
 """How TensorBoard shows metrics: charts to look at first, an overview that sorts first, tags of histograms."""
 
-from learner.gauges import HISTOGRAMS
+from learner.gauges.histograms import HISTOGRAMS
 from protocol.gauges import tag
 
 CHARTS: dict[str, tuple[str, ...]] = {

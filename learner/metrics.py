@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.charts import CHARTS, OVERVIEW, histogram_tag
-from learner.gauges import REWARD, is_declared
+from learner.gauges.declared import is_declared
+from learner.gauges.rollout import REWARD
 from learner.intake.evaluation import mean_rewards, share_correct
 from learner.run_files import METRICS
 from learner.samples.sample import Sample

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learner.gauges import HELDOUT_REWARD, evaluation_tag
+from learner.gauges.evaluation import HELDOUT_REWARD, evaluation_tag
 from learner.intake.pass_at import Estimate, mean_over_tasks, pass_at_k
 from learner.settings.evaluation import EvaluationConfig
 from learner.trajectory import Trajectory

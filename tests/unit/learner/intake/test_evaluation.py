@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from learner.gauges import declared
+from learner.gauges.declared import declared
 from learner.intake.evaluation import result_of
 from learner.settings.evaluation import EvaluationConfig
 from protocol.messages import Failure
