@@ -3,8 +3,8 @@
 - `main`: wires the role; `loop`: the training loop; `trainer`: one step of it. `evaluate_only`: the role of
   `offbeat eval`, which trains nothing.
 - `config`: the settings. `settings/`: the tables inside them.
-- `trajectory`, `units`: the data that is trained. `branches`: the conversations of a trajectory. `intake/`: turns the
-  broker's messages into units.
+- `trajectory`, `units`: the data that is trained. `assembly`: joins segments to trajectories. `branches`: the
+  conversations of a trajectory. `intake/`: turns the broker's messages into units.
 - `families/`: groups that ask for further groups.
 - `credit/`: from rewards to the values that are compared, and the comparisons.
 - `update/`: turns units into new weights. `algorithms/`: pure functions of tensors.

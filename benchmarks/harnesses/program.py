@@ -33,7 +33,8 @@ from benchmarks.harnesses.wire import Wire
 from benchmarks.report import save_results
 from envs.agent.suite import AgentSuite
 from envs.registry import make_suite
-from learner.trajectory import Trajectory, assemble
+from learner.assembly import assemble
+from learner.trajectory import Trajectory
 from protocol.arrays import SegmentArrays
 from protocol.messages import LeaseTask, Sampling, Task
 

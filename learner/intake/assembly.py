@@ -4,10 +4,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from learner.assembly import assemble
 from learner.credit.reward_config import RewardConfig
 from learner.credit.rewards import as_given, composed, updates_at
 from learner.errors import BrokenTrajectory
-from learner.trajectory import Trajectory, assemble
+from learner.trajectory import Trajectory
 from learner.units import Counts, newest_version
 from protocol.arrays import SegmentArrays
 from protocol.version_line import VersionLine

@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from learner.assembly import assemble
 from learner.errors import BrokenTrajectory, OpenStateError
-from learner.trajectory import Trajectory, assemble
+from learner.trajectory import Trajectory
 from protocol import names
 from protocol.arrays import Arrays, SegmentArrays
 from protocol.codec import decode_segment, encode_arrays, unpack_arrays

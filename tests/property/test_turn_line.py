@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from actors.episodes.turn_line import TurnLine
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
-from learner.trajectory import assemble
+from learner.assembly import assemble
 from protocol.messages import Task
 
 TASK = Task(task_id="t", env="e", group_id="g", group_size=1)

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from learner.assembly import assemble
 from learner.errors import BrokenTrajectory
-from learner.trajectory import assemble
 from protocol.messages import Reward, Segment, Turn
 from tests.trajectories import make_trajectory
 

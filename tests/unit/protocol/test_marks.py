@@ -16,13 +16,13 @@ from envs.base import SuiteFacts
 from envs.calculator import Game, Rules
 from launch.preflight.suite_facts import missing_marks, unknown_rewards
 from launch.run_file.load import check
+from learner.assembly import assemble
 from learner.config import LearnerConfig
 from learner.credit.reward_config import RewardConfig
 from learner.errors import BrokenTrajectory
 from learner.metrics import Report
 from learner.replay.file import decode_item, encode_item
 from learner.trainer import Trainer
-from learner.trajectory import assemble
 from protocol.codec import decode, encode_arrays, unpack_arrays
 from protocol.messages import Reward, Task, TurnMark
 from tests.broker_driver import Driver, group, segment_frames
