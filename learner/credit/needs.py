@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from learner.config import LearnerConfig
 from learner.credit.comparison_config import ComparedAdvantage
 from learner.credit.reward_config import FewestCalls, RewardConfig
-from learner.credit.rewards import made_rewards
+from learner.credit.rewards.made import made_rewards
 from learner.families.answer_config import JudgeFamily
 from learner.families.family_config import GuidedFamily, HintFamily, RetryFamily
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from learner.credit.rewards import as_given, total_of
+from learner.credit.rewards.composition import as_given
+from learner.credit.rewards.sums import total_of
 from learner.families.answer_config import ANSWERS, JudgeFamily
 from learner.families.drafts import AnswerText, answer_of
 from learner.families.family import ChildTask, Settled, TaskFamily, member_of

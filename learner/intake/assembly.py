@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from learner.assembly import assemble
 from learner.credit.reward_config import RewardConfig
-from learner.credit.rewards import as_given, composed, updates_at
+from learner.credit.rewards.composition import as_given, composed, updates_at
 from learner.errors import BrokenTrajectory
 from learner.trajectory import Trajectory
 from learner.units import Counts, newest_version

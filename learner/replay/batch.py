@@ -17,7 +17,7 @@ from typing import Any, assert_never
 import numpy as np
 
 from learner.algorithms.replay import advantage_recalibrated, group_failed
-from learner.credit.rewards import mark_total
+from learner.credit.rewards.sums import mark_total
 from learner.replay.rules import SUCCESS_RETURN
 from learner.replay.table import ReplayEntry, ReplayTable
 from learner.settings.replay import RESCUE_RULES, ReplayConfig

@@ -18,7 +18,9 @@ from learner.algorithms.penalties import regression_surrogate
 from learner.algorithms.risk import next_quantile, risk_advantage, share_of_paper
 from learner.algorithms.surrogates import dual_clipped_surrogate
 from learner.credit.bundles import Quantiles, risk_advantages
-from learner.credit.rewards import composed, cooling_bonus, step_value
+from learner.credit.rewards.answer import step_value
+from learner.credit.rewards.composition import composed
+from learner.credit.rewards.made import cooling_bonus
 from learner.replay.batch import mix, remember
 from learner.replay.table import replay_table
 from learner.settings.advantages import RiskAdvantage

@@ -13,7 +13,7 @@ from msgspec.structs import replace as replace_turn
 from launch.run_file.load import load
 from launch.run_file.shipped import METHODS, run_files
 from learner.credit.compared import anchor_histories
-from learner.credit.rewards import composed
+from learner.credit.rewards.composition import composed
 from learner.settings.algorithm import AlgorithmConfig
 from learner.update.credit_assignment import assign_credit
 from protocol.messages import TurnMark

@@ -9,7 +9,9 @@ import pytest
 from learner.config import LearnerConfig
 from learner.credit.needs import needed_rewards
 from learner.credit.reward_config import RewardConfig
-from learner.credit.rewards import call_factor, composed, overlong_penalty, updates_at, win_rates
+from learner.credit.rewards.composition import composed, updates_at
+from learner.credit.rewards.group import call_factor, win_rates
+from learner.credit.rewards.made import overlong_penalty
 from learner.intake.curriculum import Curriculum
 from learner.intake.deliveries import receive
 from learner.intake.intake import Intake

@@ -16,7 +16,7 @@ from envs.rows.reward_functions import load_reward_functions
 from envs.tools.scoring import rewards_of
 from launch.run_file.load import load
 from learner.credit.reward_config import RewardConfig
-from learner.credit.rewards import composed
+from learner.credit.rewards.composition import composed
 from learner.update.credit_assignment import assign_credit
 from tests.trajectories import VOCABULARY, make_turns
 

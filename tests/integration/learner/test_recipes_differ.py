@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from launch.run_file.load import load
 from launch.run_file.shipped import run_files
-from learner.credit.rewards import composed
+from learner.credit.rewards.composition import composed
 from learner.settings.optimizer import OptimizerConfig
 from learner.settings.surrogates import (
     ChunkSurrogate,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from learner.credit.reward_config import RewardConfig
-from learner.credit.rewards import as_given, composed
+from learner.credit.rewards.composition import as_given, composed
 from learner.errors import ReplayConfigError, ReplayStateError
 from learner.replay.batch import alone, batch_metrics, can_rescue, mix, prompt_key, remember, rescue_group
 from learner.replay.rules import Limiter, make_limiter, make_selector

@@ -9,7 +9,7 @@ import pytest
 from launch.supervise.terminal.metrics_tail import MetricsTail, sentence
 from learner.config import LearnerConfig
 from learner.credit.reward_config import RewardConfig
-from learner.credit.rewards import composed
+from learner.credit.rewards.composition import composed
 from learner.intake.curriculum import Curriculum
 from learner.intake.deliveries import receive
 from learner.intake.evaluation import result_of
