@@ -3,7 +3,7 @@
 - `ratios`, `levels`, `corrections`, `staleness`: how far policies are apart, and what corrects it.
 - `advantages`, `comparisons`, `values`, `truncation`: credit, the critic's targets, and unfinished trajectories.
 - `surrogates`, `penalties`, `clipping`: the objective of a token. `aggregation`: from tokens to one number.
-- `regularisers`, `entropy_change`, `entropy_balance`: KL and entropy. `risk`: risk measures.
+- `regularisers`: KL and entropy bonus. `entropy/`: objectives that look at the entropy. `risk`: risk measures.
 - `replay`: which rollouts are trained again.
 - `routes`: weights of experts that were chosen earlier.
 - `shapes`: checks in the first lines of public functions.

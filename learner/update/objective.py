@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from learner.algorithms import penalties, surrogates
-from learner.algorithms.clipping import hapo_bounds, hapo_redistribute, lag_bounds
+from learner.algorithms.clipping import lag_bounds
 from learner.algorithms.corrections import interval_correction, truncated_correction
-from learner.algorithms.entropy_balance import gradient_keeping_surrogate
+from learner.algorithms.entropy.balance import gradient_keeping_surrogate
+from learner.algorithms.entropy.bounds import hapo_bounds, hapo_redistribute
 from learner.algorithms.levels import Level
 from learner.algorithms.ratios import importance_ratio, interpolated_proximal, level_ratio, product_ratio
 from learner.algorithms.regularisers import entropy_band_penalty, kl_convex, kl_estimate

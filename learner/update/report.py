@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from learner.algorithms.entropy_change import entropy_change, entropy_quadrants
+from learner.algorithms.entropy.change import entropy_change, entropy_quadrants
 from learner.algorithms.ratios import effective_sample_size, importance_ratio
 from learner.algorithms.regularisers import kl_k3
 from learner.algorithms.values import explained_variance

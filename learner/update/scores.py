@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.algorithms.clipping import entropy_signal
-from learner.algorithms.entropy_balance import entropy_multiplier
-from learner.algorithms.entropy_change import covariance_mask
+from learner.algorithms.entropy.balance import entropy_multiplier
+from learner.algorithms.entropy.bounds import entropy_signal
+from learner.algorithms.entropy.change import covariance_mask
 from learner.algorithms.ratios import segment_ratio
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.regularisers import CovarianceMask

@@ -1,4 +1,4 @@
-"""Test `learner.algorithms.clipping` against slow twins written from the papers and hand-worked numbers."""
+"""Test adaptive clipping and the prediction of entropy against slow twins from the papers and hand-worked numbers."""
 
 import math
 
@@ -6,17 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithms.clipping import (
-    BalancedBounds,
-    balance_path,
-    balance_sums,
-    choose_bounds,
-    entropy_signal,
-    hapo_bounds,
-    hapo_redistribute,
-    lag_bounds,
-)
-from learner.algorithms.entropy_change import entropy_change, entropy_quadrants
+from learner.algorithms.clipping import BalancedBounds, balance_path, balance_sums, choose_bounds, lag_bounds
+from learner.algorithms.entropy.bounds import entropy_signal, hapo_bounds, hapo_redistribute
+from learner.algorithms.entropy.change import entropy_change, entropy_quadrants
 from learner.algorithms.surrogates import clipped_surrogate
 
 RNG = np.random.default_rng(5)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from launch.run_file.load import load
-from learner.algorithms.entropy_balance import entropy_multiplier, gradient_keeping_surrogate
-from learner.algorithms.entropy_change import covariance_mask
+from learner.algorithms.entropy.balance import entropy_multiplier, gradient_keeping_surrogate
+from learner.algorithms.entropy.change import covariance_mask
 from learner.algorithms.penalties import regression_surrogate
 from learner.algorithms.risk import next_quantile, risk_advantage, share_of_paper
 from learner.algorithms.surrogates import dual_clipped_surrogate

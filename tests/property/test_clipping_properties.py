@@ -7,16 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.algorithms.clipping import (
-    balance_path,
-    balance_sums,
-    choose_bounds,
-    entropy_signal,
-    hapo_bounds,
-    hapo_redistribute,
-    lag_bounds,
-)
-from learner.algorithms.entropy_change import entropy_change, entropy_quadrants
+from learner.algorithms.clipping import balance_path, balance_sums, choose_bounds, lag_bounds
+from learner.algorithms.entropy.bounds import entropy_signal, hapo_bounds, hapo_redistribute
+from learner.algorithms.entropy.change import entropy_change, entropy_quadrants
 from learner.algorithms.regularisers import base_share, kl_convex, next_entropy_coefficient
 from learner.algorithms.surrogates import clipped_surrogate
 

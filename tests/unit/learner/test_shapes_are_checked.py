@@ -11,7 +11,6 @@ from learner.algorithms import (
     advantages,
     clipping,
     comparisons,
-    entropy_change,
     penalties,
     ratios,
     regularisers,
@@ -21,6 +20,7 @@ from learner.algorithms import (
     truncation,
     values,
 )
+from learner.algorithms.entropy import bounds, change
 from learner.algorithms.shapes import check_same_shape
 
 # Good arguments of N = 3 tokens or trajectories, and numbers that any function accepts.
@@ -46,11 +46,11 @@ CHECKED = [
     ),
     (clipping.choose_bounds, {"sums": torch.ones(2, 2), "path": [(0.8, 1.2), (0.8, 1.3)], "target": 0.5}),
     (
-        clipping.hapo_redistribute,
+        bounds.hapo_redistribute,
         {"advantage": NUMBERS, "ratio": NUMBERS, "signal": NUMBERS, "low": 0.2, "high": 0.2},
     ),
-    (entropy_change.entropy_change, {"logp": NUMBERS, "advantage": NUMBERS, "active": FLAGS}),
-    (entropy_change.entropy_quadrants, {"logp": NUMBERS, "advantage": NUMBERS, "active": FLAGS}),
+    (change.entropy_change, {"logp": NUMBERS, "advantage": NUMBERS, "active": FLAGS}),
+    (change.entropy_quadrants, {"logp": NUMBERS, "advantage": NUMBERS, "active": FLAGS}),
     (penalties.ratio_variance_surrogate, {"ratio": NUMBERS, "advantage": NUMBERS, "dual": 1.0}),
     (penalties.bounded_surrogate, {"ratio": NUMBERS, "target": NUMBERS, "weight": NUMBERS}),
     (penalties.mirror_descent_surrogate, {"ratio": NUMBERS, "advantage": NUMBERS, "step_size": 1.0}),
