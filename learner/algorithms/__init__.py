@@ -2,8 +2,8 @@
 
 - `ratios`, `levels`, `corrections`, `staleness`: how far policies are apart, and what corrects it.
 - `advantages`, `comparisons`, `values`, `truncation`: credit, the critic's targets, and unfinished trajectories.
-- `surrogates`, `penalties`, `clipping`: the objective of a token. `aggregation`: from tokens to one number.
-- `regularisers`: KL and entropy bonus. `entropy/`: objectives that look at the entropy. `risk`: risk measures.
+- `ppo`, `surrogates`, `penalties`, `clipping`: the objective of a token. `aggregation`: from tokens to one number.
+- `regularisers`: KL and entropy. `entropy/`: clips and masks by the entropy. `risk`: risk measures.
 - `replay`: which rollouts are trained again.
 - `routes`: weights of experts that were chosen earlier.
 - `shapes`: checks in the first lines of public functions.

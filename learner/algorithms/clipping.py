@@ -1,7 +1,7 @@
 """Clip bounds that adapt to the balance of advantages, or to a token's policy lag.
 
 ``low`` and ``high`` are bounds of the ratio itself in the first part (balanced). In the second part they are half
-widths around 1, as in `learner.algorithms.surrogates.clipped_surrogate`.
+widths around 1, as in `learner.algorithms.ppo.clipped_surrogate`.
 """
 
 import math

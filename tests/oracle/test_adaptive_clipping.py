@@ -9,7 +9,7 @@ import torch
 from learner.algorithms.clipping import BalancedBounds, balance_path, balance_sums, choose_bounds, lag_bounds
 from learner.algorithms.entropy.bounds import entropy_signal, hapo_bounds, hapo_redistribute
 from learner.algorithms.entropy.change import entropy_change, entropy_quadrants
-from learner.algorithms.surrogates import clipped_surrogate
+from learner.algorithms.ppo import clipped_surrogate
 
 RNG = np.random.default_rng(5)
 PUBLISHED = {"low": (0.6, 0.9), "high": (1.2, 3.0), "low_step": 0.02, "high_step": 0.05}

@@ -12,9 +12,9 @@ import torch
 from learner.algorithms.aggregation import token_weights
 from learner.algorithms.comparisons import compare
 from learner.algorithms.corrections import truncated_correction
+from learner.algorithms.ppo import clip_active, clipped_surrogate
 from learner.algorithms.ratios import effective_sample_size, importance_ratio
 from learner.algorithms.regularisers import entropy, kl_k1, kl_k2, kl_k3
-from learner.algorithms.surrogates import clip_active, clipped_surrogate
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.corrections import TruncatedCorrection
 from learner.settings.regularisers import KlPenalty

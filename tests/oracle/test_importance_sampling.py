@@ -19,6 +19,7 @@ from learner.algorithms.penalties import (
     next_dual,
     ratio_variance_surrogate,
 )
+from learner.algorithms.ppo import clip_active, clipped_surrogate
 from learner.algorithms.ratios import (
     importance_ratio,
     interpolated_proximal,
@@ -30,8 +31,6 @@ from learner.algorithms.ratios import (
 )
 from learner.algorithms.surrogates import (
     chunk_surrogate,
-    clip_active,
-    clipped_surrogate,
     dual_clipped_surrogate,
     minirl_surrogate,
     triplet_clipped_surrogate,

@@ -1,6 +1,6 @@
 """Clip bounds and advantages by a token's entropy, HAPO (arXiv:2509.16591).
 
-``low`` and ``high`` are half widths around 1, as in `learner.algorithms.surrogates.clipped_surrogate`.
+``low`` and ``high`` are half widths around 1, as in `learner.algorithms.ppo.clipped_surrogate`.
 """
 
 import torch

@@ -12,6 +12,7 @@ from learner.algorithms import (
     clipping,
     comparisons,
     penalties,
+    ppo,
     ratios,
     regularisers,
     replay,
@@ -93,8 +94,8 @@ CHECKED = [
         staleness.assert_lag_bound,
         {"mask": MASK, "policy_version": VERSIONS, "current_version": 4, "max_policy_lag": 1},
     ),
-    (surrogates.clipped_surrogate, {"ratio": NUMBERS, "advantage": NUMBERS, "low": 0.2, "high": 0.2}),
-    (surrogates.clip_active, {"ratio": NUMBERS, "advantage": NUMBERS, "low": 0.2, "high": 0.2}),
+    (ppo.clipped_surrogate, {"ratio": NUMBERS, "advantage": NUMBERS, "low": 0.2, "high": 0.2}),
+    (ppo.clip_active, {"ratio": NUMBERS, "advantage": NUMBERS, "low": 0.2, "high": 0.2}),
     (
         surrogates.dual_clipped_surrogate,
         {"ratio": NUMBERS, "advantage": NUMBERS, "low": NUMBERS, "high": NUMBERS},
@@ -184,4 +185,4 @@ def test_numbers_and_missing_tensors_fit_every_shape():
 
 def test_the_error_names_the_arguments_and_their_shapes():
     with pytest.raises(ValueError, match=r"got ratio \(3,\), advantage \(3, 1\)"):
-        surrogates.clip_active(NUMBERS, NUMBERS.reshape(-1, 1), low=0.2, high=0.2)
+        ppo.clip_active(NUMBERS, NUMBERS.reshape(-1, 1), low=0.2, high=0.2)
