@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learner.algorithms.replay import self_imitation_weight
+from learner.algorithms.replay_gates import self_imitation_weight
 from learner.config import LearnerConfig
 from learner.credit.needs import needed_marks, needed_rewards
 from learner.errors import Diverged

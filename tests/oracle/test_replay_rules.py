@@ -14,15 +14,14 @@ from learner.algorithms.replay import (
     advantage_recalibrated,
     choose,
     difficulty_logits,
-    group_failed,
     last_success_logits,
     recent_logits,
     replay_quota_beside,
     selection_probabilities,
-    self_imitation_weight,
     success_logits,
     uniform_logits,
 )
+from learner.algorithms.replay_gates import group_failed, self_imitation_weight
 from learner.replay.batch import can_rescue, remember, rescue
 from learner.replay.table import make_table
 from learner.settings.replay import ReplayConfig
