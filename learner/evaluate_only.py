@@ -14,8 +14,10 @@ from learner.errors import Stopped
 from learner.intake.curriculum import Curriculum
 from learner.intake.evaluation import measure
 from learner.intake.exchange import Exchange
-from learner.main import Stop, join, lead, leave
 from learner.metrics import Report
+from learner.process.joining import join
+from learner.process.ranks import lead
+from learner.process.stopping import Stop, leave
 from learner.publishing.publisher import Publisher
 from learner.run_files import CHECKPOINTS, PID_FILE, RESULT
 from protocol.session import Progress

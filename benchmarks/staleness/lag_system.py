@@ -33,8 +33,8 @@ from learner.intake.broker_wait import TIME_LIMIT
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
 from learner.loop import Learner
-from learner.main import join
 from learner.metrics import Report
+from learner.process.joining import join
 from learner.publishing.publisher import Publisher
 from learner.replay.table import replay_table
 from learner.run_files import next_epoch

@@ -18,8 +18,8 @@ from launch.run_file.sections import RunConfig
 from learner.errors import Stopped
 from learner.intake.exchange import Exchange
 from learner.loop import Learner
-from learner.main import join
 from learner.metrics import Report
+from learner.process.joining import join
 from learner.publishing.publisher import Publisher
 from learner.run_files import next_epoch
 from learner.update.engine import TrainingEngine

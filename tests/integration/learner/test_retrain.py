@@ -19,8 +19,8 @@ from learner.families.waiting import WaitingFamilies
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
 from learner.loop import Learner
-from learner.main import DELIVERY_UNITS
 from learner.metrics import Report
+from learner.process.joining import DELIVERY_UNITS
 from learner.replay.table import replay_table
 from learner.retrain.retrain import Unpublished, retrain
 from learner.update.engine import TrainingEngine

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).parents[4]))
 
 from learner.errors import HostsDiffer
-from learner.main import Stop, lead, leave
+from learner.process.ranks import lead
+from learner.process.stopping import Stop, leave
 from tests.integration.learner.published import weights_of
 from tests.integration.learner.two_ranks import batches, settings
 
