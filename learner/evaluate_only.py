@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from learner.checkpoints.checkpoint_files import verify_latest
 from learner.checkpoints.lineage import start
@@ -22,6 +22,9 @@ from learner.publishing.publisher import Publisher
 from learner.run_files import CHECKPOINTS, PID_FILE, RESULT
 from protocol.session import Progress
 from protocol.whole_files import write_whole
+
+if TYPE_CHECKING:
+    from learner.update.engine import TrainingEngine
 
 log = logging.getLogger(__name__)
 
@@ -52,41 +55,64 @@ def run_evaluation(
         NoData: nothing arrived within the deadline.
     """
     started = time.monotonic()
-    stop, checkpoints = Stop(), run_dir / CHECKPOINTS
+    stop = Stop()
+    engine: TrainingEngine | None = None
     # Without a checkpoint nothing of the model is needed here.
-    restores = checkpoints.exists()
-    if restores:
-        verify_latest(checkpoints)
-    engine = (
-        lead(config, stop, model=model, seed=seed, segment_tokens=None, run_dir=run_dir) if restores else None
-    )
+    if (run_dir / CHECKPOINTS).exists():
+        verify_latest(run_dir / CHECKPOINTS)
+        engine = lead(config, stop, model=model, seed=seed, segment_tokens=None, run_dir=run_dir)
     (run_dir / PID_FILE).write_text(str(os.getpid()))
     begin = start(run_dir, resume=False, lockstep=False)
+    progress = _EvaluationProgress()
+    link = join(config, broker, run, epoch=begin.epoch, progress=progress, stepped_back=True, keys=keys)
+    curriculum = Curriculum(env_name, config, begin.epoch)
+    exchange = Exchange(link, curriculum, config, lockstep=False, stop_reason=stop.reason, broker=broker)
+    progress.exchange = exchange
+    register = None if engine is None else engine.register
+    publisher = Publisher(run, run_dir, epoch=begin.epoch, keep=2, url=weights_url, register=register)
+    evaluate(config, run_dir, engine, exchange, publisher, started=started)
+    if engine is not None:
+        engine.close()
+        if config.ranks > 1:
+            leave()
+
+
+class _EvaluationProgress:
+    """The progress of evaluations for the heartbeat."""
+
+    # Invariant: the link's thread calls this while the main thread evaluates; it only reads.
     exchange: Exchange | None = None
 
-    def progress() -> Progress:
+    def __call__(self) -> Progress:
+        exchange = self.exchange
         if exchange is None:
             return Progress()
         return Progress(
             progress=exchange.intake.deliveries, busy=not exchange.waiting, gauges=exchange.gauges()
         )
 
-    link = join(config, broker, run, epoch=begin.epoch, progress=progress, stepped_back=True, keys=keys)
-    curriculum = Curriculum(env_name, config, begin.epoch)
-    exchange = Exchange(link, curriculum, config, lockstep=False, stop_reason=stop.reason, broker=broker)
-    publisher = Publisher(
-        run,
-        run_dir,
-        epoch=begin.epoch,
-        keep=2,
-        url=weights_url,
-        register=None if engine is None else engine.register,
-    )
+
+def evaluate(
+    config: LearnerConfig,
+    run_dir: Path,
+    engine: "TrainingEngine | None",
+    exchange: Exchange,
+    publisher: Publisher,
+    *,
+    started: float,
+) -> None:
+    """Publish the newest checkpoint, evaluate each set, write the result, and close everything but the engine.
+
+    Args:
+        engine: loads the checkpoint; None: there is none.
+        started: value of ``time.monotonic()`` when this process began.
+    """
     report, step, version = Report(run_dir), 0, 0
     try:
         if engine is not None:
             # A process that was started again publishes above what the former one published.
-            step, version = engine.load(checkpoints)["step"], publisher.published.version + 1
+            step = engine.load(run_dir / CHECKPOINTS)["step"]
+            version = publisher.published.version + 1
             publisher.publish(version, engine.weights(), announce=exchange.announce)
             publisher.settle()
         ended_by, evaluations = evaluate_sets(config, exchange, report, step=step, version=version)
@@ -102,10 +128,6 @@ def run_evaluation(
         exchange.close()
         report.close()
         publisher.close()
-    if engine is not None:
-        engine.close()
-        if config.ranks > 1:
-            leave()
 
 
 def evaluate_sets(
