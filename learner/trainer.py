@@ -1,26 +1,23 @@
 """One learner step: take a batch, update, publish a version, commit, report."""
 
-import difflib
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from learner.algorithms.replay_gates import self_imitation_weight
 from learner.config import LearnerConfig
-from learner.credit.needs import needed_marks, needed_rewards
+from learner.credit.needs import never_given
 from learner.errors import Diverged
-from learner.intake.intake import Intake
+from learner.interfaces import Batches, Versions
 from learner.metrics import Report, return_histograms, rollout_metrics
-from learner.publishing.weight_copy import OutgoingWeights
 from learner.replay.batch import batch_metrics, mix, remember
 from learner.replay.table import ReplayTable
-from learner.run_files import PublishedVersion
 from learner.samples.sample_log import SampleLog
 from learner.totals import Totals
 from learner.trajectory import Trajectory
@@ -28,49 +25,8 @@ from learner.units import RECOMMITTED, Unit
 from learner.update.engine import TrainingEngine
 from learner.update.report import UpdateReport
 from protocol.arrays import TOKEN_ARRAYS
-from protocol.messages import PublishWeights
 
 log = logging.getLogger(__name__)
-
-
-class Batches(Protocol):
-    """Source of batches, which also takes commits and announcements: the broker, or a recording."""
-
-    intake: Intake
-
-    @property
-    def in_step(self) -> bool: ...
-    @property
-    def awaits_versions(self) -> bool: ...
-    def collect(self, *, step: int, version: int) -> list[Unit]: ...
-    def commit(
-        self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0
-    ) -> None: ...
-    def refill(self, *, step: int, version: int) -> None: ...
-    def announce(self, message: PublishWeights) -> None: ...
-
-
-class Versions(Protocol):
-    """Destination of new policy versions: generators, or nowhere."""
-
-    stood_s: float
-    """Seconds that the learner stood for the newest version."""
-    announced_s: float | None
-    """Seconds from the beginning of a publication until the announcement, for the newest announced version."""
-    announced: int
-    """Newest version that this process has announced."""
-    published: PublishedVersion
-
-    def publish(
-        self,
-        version: int,
-        weights: OutgoingWeights,
-        *,
-        announce: Callable[[PublishWeights], None],
-        line: Sequence[tuple[int, int]] = (),
-    ) -> None: ...
-    def settle(self) -> None: ...
-    def check(self) -> None: ...
 
 
 @dataclass
@@ -93,8 +49,8 @@ class Trainer:
     unpublished: int = 0
     """Updates since the last publication."""
     totals: Totals = field(default_factory=Totals)
-    unknown_weights: set[str] | None = None
-    """Named rewards that have not occurred; None before the first step of this process."""
+    names_checked: bool = False
+    """Whether this process has compared the names in the settings with what episodes have."""
 
     def learn(self) -> None:
         """Do one learner step."""
@@ -250,29 +206,12 @@ class Trainer:
 
     def note_unknown_weights(self, arrived: Sequence[Trajectory]) -> None:
         """Tell after the first step which named rewards and marks have not occurred, perhaps misspelt."""
-        if self.unknown_weights is not None or not any(t.rewards for t in arrived):
+        if self.names_checked or not any(t.rewards for t in arrived):
             return
-        names = {name for trajectory in arrived for name in trajectory.reward_by_name}
-        marks = {mark.name for trajectory in arrived for mark in trajectory.marks}
-        unknown = {place: name for place, name in needed_rewards(self.config) if name not in names}
-        self.unknown_weights = set(unknown.values())
-        for place, name in sorted(unknown.items()):
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            self._warn(
-                f"{place}{'' if place.endswith(f'.{name}') else f' is {name!r}'}: none of the first {len(arrived)} "
-                f"episodes has a reward of this name{f'; did you mean {near[0]!r}?' if near else ''} "
-                f"(rewards: {', '.join(sorted(names))})"
-            )
-        for place, name in needed_marks(self.config):
-            if name not in marks:
-                self._warn(
-                    f"{place}: no turn of the first {len(arrived)} episodes has the mark {name!r}, which the "
-                    f"environment must give in StepResult.marks (marks: {', '.join(sorted(marks)) or 'none'})"
-                )
-
-    def _warn(self, text: str) -> None:
-        log.warning("%s", text)
-        self.report.note(self.step, text)
+        self.names_checked = True
+        for text in never_given(self.config, arrived):
+            log.warning("%s", text)
+            self.report.note(self.step, text)
 
     def replay_metrics(self, trained: Sequence[Trajectory], updated: int) -> dict[str, float]:
         """Return metrics of the replay table and of the replayed part of the batch; empty without a table."""

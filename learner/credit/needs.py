@@ -1,6 +1,7 @@
 """Names of rewards and marks that the settings rely on, with the field that names each."""
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterator, Sequence
 
 from learner.config import LearnerConfig
 from learner.credit.comparison_config import ComparedAdvantage
@@ -8,6 +9,7 @@ from learner.credit.reward_config import FewestCalls, RewardConfig
 from learner.credit.rewards.made import made_rewards
 from learner.families.answer_config import JudgeFamily
 from learner.families.family_config import GuidedFamily, HintFamily, RetryFamily
+from learner.trajectory import Trajectory
 
 VALUES = {"return", "return_to_go", "each"}
 """Values of a comparison that are no name of a reward."""
@@ -104,3 +106,23 @@ def needed_marks(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
         for i, term in enumerate(advantage.terms):
             if "anchor" in term.among:
                 yield f"learner.algorithm.advantage.terms.{i}.among", "anchor"
+
+
+def never_given(learner: LearnerConfig, arrived: Sequence[Trajectory]) -> Iterator[str]:
+    """Yield a sentence for each reward and mark that the settings rely on and that none of the episodes has."""
+    names = {name for trajectory in arrived for name in trajectory.reward_by_name}
+    unknown = {place: name for place, name in needed_rewards(learner) if name not in names}
+    for place, name in sorted(unknown.items()):
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        yield (
+            f"{place}{'' if place.endswith(f'.{name}') else f' is {name!r}'}: none of the first {len(arrived)} "
+            f"episodes has a reward of this name{f'; did you mean {near[0]!r}?' if near else ''} "
+            f"(rewards: {', '.join(sorted(names))})"
+        )
+    marks = {mark.name for trajectory in arrived for mark in trajectory.marks}
+    for place, name in needed_marks(learner):
+        if name not in marks:
+            yield (
+                f"{place}: no turn of the first {len(arrived)} episodes has the mark {name!r}, which the "
+                f"environment must give in StepResult.marks (marks: {', '.join(sorted(marks)) or 'none'})"
+            )

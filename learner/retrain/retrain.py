@@ -37,7 +37,7 @@ class OwnsEveryTask(Curriculum):
 
 
 class RecordedBatches:
-    """`learner.trainer.Batches` that returns the recorded batches and sends nothing."""
+    """`learner.interfaces.Batches` that returns the recorded batches and sends nothing."""
 
     in_step = awaits_versions = False
 
@@ -92,7 +92,7 @@ class RecordedBatches:
 
 
 class Unpublished:
-    """`learner.trainer.Versions` that writes no versions."""
+    """`learner.interfaces.Versions` that writes no versions."""
 
     def __init__(self) -> None:
         self.stood_s, self.announced, self.published = 0.0, 0, PublishedVersion()
