@@ -1,7 +1,8 @@
 """The learner role: trains on what the broker delivers. The only folder with torch and DeepSpeed.
 
-- `main`: wires the role; `loop`: the training loop; `trainer`: one step of it, with `interfaces` to the rest.
-  `evaluate_only`: the role of `offbeat eval`, which trains nothing. `process/`: what both do to start and to end.
+- `main`: wires the role; `loop`: the training loop, by the `schedule`; `trainer`: one step of it, with `interfaces` to
+  the rest. `evaluate_only`: the role of `offbeat eval`, which trains nothing. `process/`: what both do to start and to
+  end.
 - `config`: the settings. `settings/`: the tables inside them.
 - `trajectory`, `units`: the data that is trained. `assembly`: joins segments to trajectories. `branches`: the
   conversations of a trajectory. `intake/`: turns the broker's messages into units.

@@ -2,14 +2,13 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from learner.checkpoints import models
 from learner.checkpoints.checkpoint_files import latest_name
 from learner.checkpoints.lineage import Start
-from learner.checkpoints.models import best_model, best_of, remove_others, step_model, write_model
 from learner.checkpoints.patience import WRITTEN_BYTES, WritePatience
 from learner.errors import NothingToLearn, Stopped
 from learner.intake.broker_wait import TIME_LIMIT
@@ -19,6 +18,7 @@ from learner.intake.signal_watch import SOLVED
 from learner.metrics import rollout_metrics
 from learner.publishing.publisher import Publisher
 from learner.run_files import CHECKPOINTS
+from learner.schedule import evaluations_due, is_due
 from learner.totals import Totals
 from learner.trainer import Trainer
 from protocol.version_line import VersionLine
@@ -91,27 +91,16 @@ class Learner(Trainer):
 
     def after_step(self) -> None:
         """Write a checkpoint and a model if they are due, or a checkpoint if the broker asks for one."""
-        if self.config.export_every and self.step % self.config.export_every == 0:
-            self.write_model(step_model(self.run_dir, self.step))
-        if self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0:
+        if is_due(self.config.export_every, self.step):
+            self.write_model(models.step_model(self.run_dir, self.step))
+        if is_due(self.config.checkpoint_every, self.step):
             self.checkpoint()
         self.checkpoint_if_wanted()
 
     def evaluate_what_is_due(self) -> None:
-        """Evaluate each set before the first step and every so many steps.
-
-        The last step has none of its own, because the evaluation at the end follows. An evaluation that a crash
-        prevented after the checkpoint of its step is made up for.
-        """
-        for name, of in self.config.evaluation_sets.items():
-            every = self.config.evaluation_every if of.every is None else of.every
-            due = every and self.step % every == 0 and self.step < self.config.steps
-            # An earlier version wrote no names: it had one set.
-            steps = [e["step"] for e in self.evaluations if e.get("set", "") == name]
-            if not steps:
-                self.evaluate("before", name)
-            elif due and steps[-1] != self.step:
-                self.evaluate(f"step {self.step}", name)
+        """Evaluate each set before the first step and every so many steps."""
+        for tag, name in evaluations_due(self.config, self.evaluations, self.step):
+            self.evaluate(tag, name)
 
     def evaluate(self, tag: str, name: str = "") -> None:
         """Run the held-out tasks of a set with the newest version, and record what comes of them.
@@ -155,22 +144,17 @@ class Learner(Trainer):
 
         The one before stays until a checkpoint knows of the evaluation, so that a crash in between loses neither.
         """
-        *earlier, newest = [e for e in self.evaluations if e.get("set", "") == self.first_set]
-        if best_of([*self.with_model(earlier), newest], self.first_set) is not newest:
+        if not models.newest_is_best(self.run_dir, self.evaluations, self.first_set):
             return
-        self.write_model(best_model(self.run_dir, self.step))
-        log.info("the best model so far is %s", best_model(self.run_dir, self.step))
+        self.write_model(models.best_model(self.run_dir, self.step))
+        log.info("the best model so far is %s", models.best_model(self.run_dir, self.step))
         if not self.config.checkpoint_every:
             self.remove_models()
 
-    def with_model(self, evaluations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return the evaluations whose model is kept as the best one of its time."""
-        return [e for e in evaluations if e["step"] and best_model(self.run_dir, e["step"]).is_dir()]
-
     def remove_models(self) -> None:
         """Delete models of steps that this process does again, and models that are no longer the best."""
-        best = best_of(self.with_model(self.evaluations), self.first_set)
-        remove_others(self.run_dir, best=None if best is None else int(best["step"]), newest=self.step)
+        best = models.best_of(models.with_model(self.run_dir, self.evaluations), self.first_set)
+        models.remove_others(self.run_dir, best=None if best is None else int(best["step"]), newest=self.step)
 
     def take_over(self, *, always: bool) -> None:
         """Publish the present weights under a version above all that an earlier learner published.
@@ -242,7 +226,7 @@ class Learner(Trainer):
     def write_model(self, folder: Path) -> None:
         """Write the present model to a folder."""
         with self.writes.writing(self.written_bytes):
-            write_model(folder, self.engine.save_pretrained)
+            models.write_model(folder, self.engine.save_pretrained)
 
     def checkpoint_if_wanted(self) -> None:
         """Write a checkpoint if the broker wants one because its journal is filling."""

@@ -77,6 +77,17 @@ def _after_start(evaluations: Sequence[Mapping[str, Any]], name: str) -> Iterato
     return (e for e in evaluations if e.get("set", "") == name and e["step"])
 
 
+def with_model(run_dir: Path, evaluations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the evaluations whose model is kept as the best one of its time."""
+    return [e for e in evaluations if e["step"] and best_model(run_dir, e["step"]).is_dir()]
+
+
+def newest_is_best(run_dir: Path, evaluations: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Return whether the newest evaluation of a set is better than those of all models that are kept."""
+    *earlier, newest = [e for e in evaluations if e.get("set", "") == name]
+    return best_of([*with_model(run_dir, earlier), newest], name) is newest
+
+
 def remove_others(run_dir: Path, *, best: int | None, newest: int) -> None:
     """Delete models that this run does not know, or no longer needs.
 
