@@ -1,5 +1,6 @@
 """Makes an initial policy without a model hub: a small random model, trained on the form of the answers."""
 
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -125,20 +126,29 @@ def warm_start(
         drawn = [examples[i] for i in order[step * batch : (step + 1) * batch]]
         for group in optimizer.param_groups:
             group["lr"] = lr * min(1.0, (step + 1) / max(1, warmup))
-        loss = _loss(model, drawn)
-        if not torch.isfinite(loss):
-            raise ValueError(f"warm start: loss is {loss.item()} at step {step}; lower lr, now {lr:g}")
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-        optimizer.step()
-        losses.append(loss.item())
+        loss = _learn(model, optimizer, drawn, max_grad_norm=max_grad_norm)
+        if not math.isfinite(loss):
+            raise ValueError(f"warm start: loss is {loss} at step {step}; lower lr, now {lr:g}")
+        losses.append(loss)
         if validation and (step + 1) % VALIDATE_EVERY == 0:
             solved = share_solved(model, validation)
             if solved >= stop_at:
                 break
     model.save_pretrained(folder)
     return WarmStartReport(losses, solved)
+
+
+def _learn(
+    model: Any, optimizer: torch.optim.Optimizer, examples: Sequence[Example], *, max_grad_norm: float
+) -> float:
+    """Do one optimizer step and return the loss before it; none is done if the loss is not finite."""
+    loss = _loss(model, examples)
+    if torch.isfinite(loss):
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+        optimizer.step()
+    return loss.item()
 
 
 @torch.no_grad()
