@@ -1,10 +1,10 @@
 """Actors run environments; generators sample tokens (`generator/`). An actor never imports the generator.
 
-- `actor`: the actor process. `episode`: one episode, and `episodes/` its parts. `start`: how one begins that has a note
-  or a prefix. `render`: turns chat messages into token ids.
+- `process`: the actor process. `actor`: its event loop's work. `episode`: one episode, and `episodes/` its parts.
+  `start`: how one begins that has a note or a prefix. `render`: turns chat messages into token ids.
 - `chat_template`: the text of a conversation, and the text that messages add behind an answer.
 - `stop_strings`: ends a turn at a stop string. `segments`: cuts a trajectory into segments.
-- `uplink`: segments and task credit on their way to the broker.
+- `uplink/`: leased tasks, and segments on their way to the broker.
 - `environments/`: runs the code of environments.
 - `failures`: the record of an episode that failed.
 - `generator_client/`: asks generators for tokens. `sampled`: what they return.

@@ -145,7 +145,7 @@ def generator(config: RunConfig, folder: Path, keys: Path | None, *, name: str) 
 
 
 def actor(config: RunConfig, folder: Path, keys: Path | None, *, name: str) -> None:
-    from actors.actor import run_actor
+    from actors.process import run_actor
     from envs.registry import content_hash
     from launch.judge_role import actor_environment
 

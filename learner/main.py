@@ -10,7 +10,6 @@ from learner.checkpoints.checkpoint_files import step_back
 from learner.checkpoints.lineage import Start, start
 from learner.config import LearnerConfig
 from learner.families.wiring import waiting_families
-from learner.intake.broker_wait import TIME_LIMIT
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
 from learner.loop import Learner

@@ -64,7 +64,7 @@ def run_generator(profile: Path | None, *arguments: Any, **named: Any) -> None:
 
 
 def run_an_actor(profile: Path | None, *arguments: Any, **named: Any) -> None:
-    from actors.actor import run_actor
+    from actors.process import run_actor
 
     profiled(profile, run_actor, *arguments, **named)
 

@@ -7,7 +7,7 @@ import time
 from types import FrameType
 from typing import NoReturn
 
-from learner.intake.exchange import TIME_LIMIT
+from learner.intake.broker_wait import TIME_LIMIT
 
 
 class Stop:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from actors import actor as module
 from actors.actor import Actor
 from actors.config import ActorConfig
+from actors.uplink.leased_episodes import LeasedEpisodes
 from broker.core.tasks import REJECTED_WAIT_S
 from protocol.codec import encode
 from protocol.messages import Hello, Welcome
@@ -48,7 +49,7 @@ class World:
         )
         self.wire = self.actor._link
         # An actor takes tasks only while a generator serves it, so it hears of no change of generators here.
-        self.actor._book.served(by_any=True)
+        self.actor._episodes.book.served(by_any=True)
         self.actor._pool.update = lambda infos: None
         self.groups = self.attempts = 0
         self.hello()
@@ -78,7 +79,7 @@ class World:
             self.actor._joined()
 
     def running(self):
-        return next(iter(self.actor.playing.values()), None)
+        return next(iter(self.actor._episodes.playing.values()), None)
 
     def emit(self, status="unfinished"):
         if (episode := self.running()) is None:
@@ -86,8 +87,8 @@ class World:
         index, lease = episode.sent, episode.lease
         frames = segment_frames(lease, index, offset=4 * index, status=status)
         episode.sent += 1
-        self.actor._outbox.offer_frames((lease.trajectory_id, index), frames)
-        self.actor._flush()
+        self.actor._sender.outbox.offer_frames((lease.trajectory_id, index), frames)
+        self.actor._sender.flush()
 
     def close(self):
         if (episode := self.running()) is not None:
@@ -120,8 +121,8 @@ class World:
                 self.close()
             await self.settle()
         tasks = self.driver.dispatcher.state.tasks
-        assert (tasks.queued, tasks.leased, len(self.actor._book)) == (0, 0, 0), "stuck"
-        assert self.actor._outbox.empty
+        assert (tasks.queued, tasks.leased, len(self.actor._episodes.book)) == (0, 0, 0), "stuck"
+        assert self.actor._sender.outbox.empty
         assert self.driver.balanced()
         assert self.driver.dispatcher.state.ledger.tasks.get("closed", 0) == 2 * self.groups
 
@@ -153,11 +154,11 @@ def test_every_task_comes_to_its_end(steps):
             await world.settle()
         await world.finish()
 
-    before = module.AsyncLink, Actor._run_episode
-    module.AsyncLink, Actor._run_episode = Wire, play
+    before = module.AsyncLink, LeasedEpisodes._run
+    module.AsyncLink, LeasedEpisodes._run = Wire, play
     try:
-        Actor.playing = {}  # episodes by lease id
+        LeasedEpisodes.playing = {}  # episodes by lease id
         asyncio.run(main())
     finally:
-        module.AsyncLink, Actor._run_episode = before
-        del Actor.playing
+        module.AsyncLink, LeasedEpisodes._run = before
+        del LeasedEpisodes.playing

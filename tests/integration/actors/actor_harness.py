@@ -226,7 +226,7 @@ def next_number(text: str) -> str:
 def start_actor(broker: str, model, env: str, params=None, **config) -> subprocess.Popen:
     code = (
         "import logging; logging.basicConfig(level=logging.INFO)\n"
-        "from actors.actor import run_actor\n"
+        "from actors.process import run_actor\n"
         "from actors.config import ActorConfig\n"
         "from envs.config import EnvConfig\n"
         f"run_actor(ActorConfig(**{config!r}), name='actor-0', broker={broker!r}, model={str(model)!r},\n"

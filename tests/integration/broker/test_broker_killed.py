@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.uplink import LeaseBook, Outbox
+from actors.uplink.lease_book import LeaseBook
+from actors.uplink.outbox import Outbox
 from launch.processes.ports import free_ports
 from protocol.codec import decode_delivery
 from protocol.link import ThreadLink

@@ -23,7 +23,7 @@ ACTOR = """
 import json, logging, sys
 from pathlib import Path
 logging.basicConfig(level="INFO")
-from actors.actor import run_actor
+from actors.process import run_actor
 from actors.config import ActorConfig
 from envs.config import EnvConfig
 a = json.loads(sys.argv[1])

@@ -10,6 +10,8 @@ from actors import actor as module
 from actors.actor import Actor
 from actors.config import ActorConfig
 from actors.generator_client.turn_request import TurnRequest
+from actors.uplink import segment_sender
+from actors.uplink.leased_episodes import LeasedEpisodes
 from protocol.messages import CancelTask, LeaseTask, SegmentAck, SegmentCredit, Task, TaskCredit, TaskRejected
 
 
@@ -34,14 +36,14 @@ class Suite:
 def make(monkeypatch):
     monkeypatch.setattr(module, "AsyncLink", Link)
 
-    async def run_episode(self, lease):
+    async def run(self, lease):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(Actor, "_run_episode", run_episode)
+    monkeypatch.setattr(LeasedEpisodes, "_run", run)
 
     def make():
         actor = Actor(ActorConfig(concurrent_episodes=2), "a", "tcp://b", "e", "r", Suite, None)
-        actor._book.served(by_any=True)
+        actor._episodes.book.served(by_any=True)
         return actor
 
     return make
@@ -72,7 +74,7 @@ def test_a_lease_that_is_told_again_is_not_run_again(make):
         assert actor._link.sent == []
         actor._received(lease("l1"), [])
         assert actor._link.sent == []
-        assert len(actor._episodes) == 1
+        assert len(actor._episodes._running) == 1
 
     asyncio.run(main())
 
@@ -82,14 +84,14 @@ def test_a_lease_that_has_come_to_nothing_here_is_given_back_when_it_is_told_aga
         actor = make()
         actor._received(lease("l1"), [])
         await asyncio.sleep(0)
-        actor._cancel("l1", "as if it could not be recorded")
+        actor._episodes.cancel("l1", "as if it could not be recorded")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert actor._link.sent == [TaskCredit(tasks=1)]
-        actor._outbox.offer_frames(("t.0", 0), [b"its end, which is on its way"])
+        actor._sender.outbox.offer_frames(("t.0", 0), [b"its end, which is on its way"])
         actor._received(lease("l1"), [])
         assert len(actor._link.sent) == 1
-        actor._outbox.acked(SegmentAck(trajectory_id="t.0", index=0, status="stored"))
+        actor._sender.outbox.acked(SegmentAck(trajectory_id="t.0", index=0, status="stored"))
         actor._received(lease("l1"), [])
         assert actor._link.sent[1:] == [TaskRejected(lease_id="l1", reason="it has ended here", fault=False)]
 
@@ -102,7 +104,7 @@ def test_leases_beyond_the_capacity_are_rejected_without_more_credit(make):
         for number in range(3):
             actor._received(lease(f"l{number}", name=f"t{number}"), [])
         assert actor._link.sent == [TaskRejected(lease_id="l2", reason="full")]
-        assert len(actor._episodes) == 2
+        assert len(actor._episodes._running) == 2
 
     asyncio.run(main())
 
@@ -112,7 +114,7 @@ def test_an_attempt_leased_again_by_another_broker_is_neither_run_twice_nor_spli
         actor = make()
         actor._received(lease("old"), [])
         await asyncio.sleep(0)
-        actor._outbox.offer_frames(("t.0", 0), [b"of the old episode"])
+        actor._sender.outbox.offer_frames(("t.0", 0), [b"of the old episode"])
         actor._received(lease("new"), [])
         assert [type(message) for message in actor._link.sent] == [TaskRejected, TaskCredit]
         assert actor._link.sent[0].lease_id == "new"
@@ -120,9 +122,9 @@ def test_an_attempt_leased_again_by_another_broker_is_neither_run_twice_nor_spli
         assert actor._link.segments == []
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert actor._episodes == {}
+        assert actor._episodes._running == {}
         actor._received(lease("next", attempt=1), [])
-        assert list(actor._episodes) == ["next"]
+        assert list(actor._episodes._running) == ["next"]
 
     asyncio.run(main())
 
@@ -130,25 +132,25 @@ def test_an_attempt_leased_again_by_another_broker_is_neither_run_twice_nor_spli
 def test_an_attempt_that_has_ended_here_but_is_not_acknowledged_is_not_run_under_another_lease(make):
     async def main():
         actor = make()
-        actor._outbox.offer_frames(("t.0", 1), [b"closing segment, for the broker before this one"])
+        actor._sender.outbox.offer_frames(("t.0", 1), [b"closing segment, for the broker before this one"])
         actor._received(lease("new"), [])
         assert [type(message) for message in actor._link.sent] == [TaskRejected, TaskCredit]
-        assert actor._episodes == {}
-        assert actor._outbox.empty
+        assert actor._episodes._running == {}
+        assert actor._sender.outbox.empty
 
     asyncio.run(main())
 
 
 def test_segments_are_offered_together_before_waiting_for_room(make, monkeypatch):
-    monkeypatch.setattr(module, "WAITING_SEGMENTS", 0)
+    monkeypatch.setattr(segment_sender, "WAITING_SEGMENTS", 0)
 
     async def main():
         actor = make()
         cuts = [SimpleNamespace(segment=SimpleNamespace(tokens=1)) for _ in range(3)]
         offered = []
-        monkeypatch.setattr(actor._outbox, "offer", offered.append)
-        actor._outbox.offer_frames(("t.0", 0), [b"waiting"])
-        emitting = asyncio.create_task(actor._emit(cuts))
+        monkeypatch.setattr(actor._sender.outbox, "offer", offered.append)
+        actor._sender.outbox.offer_frames(("t.0", 0), [b"waiting"])
+        emitting = asyncio.create_task(actor._sender.emit(cuts))
         await asyncio.sleep(0)
         assert offered == cuts
         assert not emitting.done()
@@ -190,7 +192,7 @@ def test_a_suite_whose_event_loop_was_left_behind_is_made_anew_once_even_if_an_e
             loop.call_soon_threadsafe(closed.set)
 
         old.close = close
-        actor._book.served(by_any=True)
+        actor._episodes.book.served(by_any=True)
         actor._received(lease("l0", name="t0"), [])
         await asyncio.sleep(0)
         actor._suite.environments.loops_left += 1

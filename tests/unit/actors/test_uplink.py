@@ -4,7 +4,8 @@ import numpy as np
 
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
-from actors.uplink import LeaseBook, Outbox
+from actors.uplink.lease_book import LeaseBook
+from actors.uplink.outbox import Outbox
 from protocol.codec import decode
 from protocol.messages import LeaseTask, SegmentAck, Task, TaskCredit
 

@@ -30,7 +30,7 @@ TAKE_TIMEOUT = {
 NO_TIMEOUT = {"asyncio.gather", "asyncio.to_thread", "run_in_executor", "fcntl.flock"}
 
 ALLOWED = {
-    ("actors/actor.py", "self._room.wait()"): (
+    ("actors/uplink/segment_sender.py", "self._room.wait()"): (
         "back-pressure: an episode waits until the broker takes more segments; who stands in the way (learner, disk) "
         "has a deadline of its own, a broker that is gone has BROKER_LOST_S, and a drain gives episodes up"
     ),
