@@ -3,13 +3,14 @@
 import asyncio
 from collections import deque
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from actors.environments.results import check_conversation, checked_limit, earlier_rewards, finite_rewards
-from actors.episodes.closing import closing_of, no_room
+from actors.environments.results import check_conversation, earlier_rewards, finite_rewards
+from actors.episodes.closing import closing_of
 from actors.episodes.conversation import Observation
 from actors.episodes.parts import EpisodeParts
+from actors.episodes.request_room import RequestRoom, WantedAnswer
 from actors.episodes.turn_line import TurnLine
 from actors.errors import ActorError, EnvironmentFailed
 from envs.agent.requests import HasRequests, PolicyRequest, RequestNews, in_order
@@ -21,31 +22,6 @@ LOOK_S = 2.0
 """Time after which the environment is asked anew for news while answers are sampled."""
 LEAVE_S = 10.0
 """Longest time that the sampling of an answer may take to end once nobody wants it."""
-
-
-@dataclass(eq=False)
-class _Wanted:
-    """A request that waits, or whose answer is sampled."""
-
-    request: PolicyRequest
-    observation: Observation
-    most: int = 0
-    """Most tokens of its answer. They are kept free for it while it is sampled."""
-    tokens: list[int] = field(default_factory=list)
-    task: "asyncio.Task[None] | None" = None
-
-    @property
-    def number(self) -> int:
-        return self.request.number
-
-    @property
-    def prompt_turn(self) -> int:
-        """Number of its new messages among the turns of `actors.episodes.conversation`."""
-        return 2 * self.number
-
-    @property
-    def answer_turn(self) -> int:
-        return 2 * self.number + 1
 
 
 class RequestPlay:
@@ -60,12 +36,12 @@ class RequestPlay:
         self._calls, self._talks, self._stream = parts.calls, parts.conversations, parts.stream
         self._line = TurnLine(parts.stream.cutter)
         self._new: deque[PolicyRequest] = deque()
-        self._next: _Wanted | None = None
+        self._next: WantedAnswer | None = None
         """First of those that wait, with its messages as tokens."""
-        self._live: dict[int, _Wanted] = {}
+        self._live: dict[int, WantedAnswer] = {}
         """Requests whose answers are sampled, by number."""
         self._news: asyncio.Task[RequestNews] | None = None
-        self._begun = self._void = self._ended_tokens = 0
+        self._room = RequestRoom(parts)
         self._rest: list[SegmentArrays] = []
         """Segments of answers that nobody gets, which are not sent yet."""
         self._generators: dict[int, str] = {}
@@ -107,7 +83,7 @@ class RequestPlay:
                 self._next = wanted
             if self._next is None:
                 continue
-            if why := self._why_not(self._next):
+            if why := self._room.why_not(self._next, self._live.values()):
                 return why
             if not self._next.most:
                 # It waits for those that are sampled now.
@@ -116,7 +92,7 @@ class RequestPlay:
             self._next = None
         return ""
 
-    async def _rendered(self, request: PolicyRequest) -> _Wanted | None:
+    async def _rendered(self, request: PolicyRequest) -> WantedAnswer | None:
         """Return a request with its messages as tokens; None if it is declined."""
         if request.after >= 0 and 2 * request.after + 1 not in self._talks.answers:
             raise EnvironmentFailed(
@@ -132,7 +108,7 @@ class RequestPlay:
             why = f"a branch has at most {self._talks.longest} tokens"
             await self._calls.ask(self._env.decline, request.number, why, True, on_loop=True)
             return None
-        return _Wanted(request, observation)
+        return WantedAnswer(request, observation)
 
     def _observation(self, request: PolicyRequest) -> Observation:
         check_conversation(request.messages, "next_requests")
@@ -144,41 +120,18 @@ class RequestPlay:
             raise ActorError("the chat template adds nothing for these messages")
         return observation
 
-    def _why_not(self, wanted: _Wanted) -> str:
-        """Return the limit that keeps a request from being answered, or "", and set the most tokens of its answer.
-
-        Raises:
-            ActorError: it is the first one, and leaves no room for an answer.
-        """
-        sampling, length = self._task.sampling, self._talks.length(wanted.observation)
-        if not self._begun and length >= self._talks.longest:
-            raise no_room(length, self._talks.bound, self._talks.longest)
-        if self._begun - self._void >= self._parts.max_turns:
-            return "max_turns"
-        kept = sum(len(other.observation.token_ids) + other.most for other in self._live.values())
-        room = sampling.max_trajectory_tokens - self._ended_tokens - kept - len(wanted.observation.token_ids)
-        if room <= 0:
-            return "max_trajectory_tokens"
-        if self._talks.too_long(wanted.observation):
-            return self._talks.bound
-        most = min(sampling.max_turn_tokens, self._talks.longest - length)
-        if wanted.request.limit is not None:
-            most = min(most, checked_limit(wanted.request.limit))
-        wanted.most = 0 if self._live and room < most else min(room, most)
-        return ""
-
-    def _begin(self, wanted: _Wanted) -> None:
+    def _begin(self, wanted: WantedAnswer) -> None:
         """Have a request sampled."""
         self._talks.observed(wanted.prompt_turn, wanted.observation)
         after = wanted.observation.after
         self._line.add(wanted.number, wanted.observation.token_ids, after=after // 2 if after >= 0 else -1)
         self._live[wanted.number] = wanted
-        wanted.task = asyncio.create_task(self._answer(wanted, self._begun))
-        self._begun += 1
+        wanted.task = asyncio.create_task(self._answer(wanted, self._room.begun))
+        self._room.begun += 1
 
     # --- answers ------------------------------------------------------------------------------------------
 
-    async def _answer(self, wanted: _Wanted, turn: int) -> None:
+    async def _answer(self, wanted: WantedAnswer, turn: int) -> None:
         """Sample an answer, and give it to the environment."""
         prompt, observation = self._talks.context(wanted.observation), wanted.observation
         sampler, keep_special = self._parts.sampler, bool(observation.tools)
@@ -236,11 +189,11 @@ class RequestPlay:
             raise EnvironmentFailed(f"environment: next_requests returned {news!r:.200}, not RequestNews")
         return news
 
-    def _finish(self, wanted: _Wanted) -> None:
+    def _finish(self, wanted: WantedAnswer) -> None:
         """Take over the end of an answer's task. Raise its error, if it has failed."""
         assert wanted.task is not None
         del self._live[wanted.number]
-        self._count(wanted)
+        self._room.count(wanted)
         wanted.task.result()
 
     # --- ends ---------------------------------------------------------------------------------------------
@@ -269,21 +222,14 @@ class RequestPlay:
             for number in self._line.unended:
                 self._rest += self._line.leave(number)
 
-    async def _end_tasks(self, wanted: list[_Wanted]) -> None:
+    async def _end_tasks(self, wanted: list[WantedAnswer]) -> None:
         tasks = {one.task for one in wanted if one.task is not None}
         for task in tasks:
             task.cancel()
         await _over(tasks)
         for one in wanted:
             del self._live[one.number]
-            self._count(one)
-
-    def _count(self, wanted: _Wanted) -> None:
-        """Count the tokens of an answer that is over. Without a token, it is not in the trajectory."""
-        if wanted.tokens:
-            self._ended_tokens += len(wanted.observation.token_ids) + len(wanted.tokens)
-        else:
-            self._void += 1
+            self._room.count(one)
 
     async def _close(self, status: TrajectoryStatus, why: str) -> TrajectoryStatus:
         """Close the trajectory.
