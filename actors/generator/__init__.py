@@ -4,7 +4,7 @@
 - `pace`: tells a slow engine from one that hangs.
 - `listening`: the socket for actors. `guests`: which actors are connected.
 - `serving`, `requests`: the requests of actors and their state.
-- `engine`: interface of an inference engine. `http_engine`, `logprobs_probe`: a vLLM server run by others.
+- `engine`: interface of an inference engine. `http_engine/`: a vLLM server run by others.
 - `vllm_engine`, `vllm_worker`, `vllm_stats`: vLLM in a child process.
 - `vllm_plugin`: ends that process with its generator. `gpus`: refuses an engine without the GPUs it was given.
 - `weights/`: brings an announced version into the engine.

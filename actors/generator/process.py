@@ -124,7 +124,7 @@ async def _engine(
 ) -> AsyncIterator[SamplingEngine]:
     engine: SamplingEngine
     if config.backend == "http":
-        from actors.generator.http_engine import HttpEngine
+        from actors.generator.http_engine.engine import HttpEngine
 
         engine = await HttpEngine.connect(config)
     else:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.generator.http_engine import HttpEngine
+from actors.generator.http_engine.engine import HttpEngine
 from actors.generator.vllm_engine import VllmEngine
 from actors.generator.vllm_stats import SchedulerGauges
 from protocol.weights.format import Manifest

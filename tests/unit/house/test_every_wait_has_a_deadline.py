@@ -40,7 +40,7 @@ ALLOWED = {
     ("actors/actor.py", "self._stop.wait()"): "beside joining, see there",
     ("actors/actor.py", "joining.result()"): "it is done",
     (
-        "actors/generator/http_engine.py",
+        "actors/generator/http_engine/engine.py",
         "self._open.wait()",
     ): "for the load of an update, which has load_deadline; else we end",
     (
@@ -53,7 +53,7 @@ ALLOWED = {
         "read.result()",
     ): "memory is copied; the load has load_deadline",
     (
-        "actors/generator/http_engine.py",
+        "actors/generator/http_engine/engine.py",
         "asyncio.gather(self._watch, return_exceptions=True)",
     ): "it has been cancelled",
     ("actors/environments/runner.py", "waiting.result()"): "it is done",

@@ -15,21 +15,19 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
-import numpy as np
 
 from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused, UpdateRefused
-from actors.generator import logprobs_probe
 from actors.generator.engine import Request
-from actors.generator.requests import stamp
+from actors.generator.http_engine import logprobs_probe
+from actors.generator.http_engine.answers import AnswerStream, choice_in
 from actors.generator.weights.staging import FILE_FORMAT, tensor_table
-from actors.sampled import FinishReason, Sampled
+from actors.sampled import Sampled
 from protocol.messages import KvPolicy
 from protocol.weights.format import Manifest
 
@@ -41,46 +39,6 @@ CONNECT_TIMEOUT_S = 30.0
 UNLABELLED = "default"
 STEPS = "vllm:iteration_tokens_total_count"
 """Metric of the server that counts its engine's steps."""
-
-
-class _TokenLogp(msgspec.Struct):
-    logprob: float
-
-
-class _Logprobs(msgspec.Struct):
-    content: list[_TokenLogp] | None = None
-
-
-class _Span(msgspec.Struct):
-    version: str
-    start: int
-    end: int
-
-
-class _Choice(msgspec.Struct):
-    token_ids: list[int] | None = None
-    logprobs: _Logprobs | None = None
-    finish_reason: FinishReason | None = None
-    weight_versions: list[_Span] | None = None
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
-    error: dict[str, Any] | None = None
-
-
-_decode_event = msgspec.json.Decoder(_Event).decode
-
-
-@dataclass(slots=True)
-class _Stream:
-    """One running request: the version at its start, and the tokens whose version is not known yet."""
-
-    version: int
-    sent: int = 0
-    uncertain: bool = False
-    ids: list[int] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)
 
 
 def steps_of(metrics: str) -> int:
@@ -112,7 +70,7 @@ class HttpEngine:
         self._steps = self._chunks = 0
         self._failed = ""
         self._prefix = uuid.uuid4().hex[:8]
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, AnswerStream] = {}
         self._open = asyncio.Event()
         self._open.set()
         self._watch = asyncio.create_task(self._watch_health(), name="server health")
@@ -154,7 +112,7 @@ class HttpEngine:
 
     async def generate(self, request: Request) -> AsyncIterator[Sampled]:
         await self._open.wait()
-        stream = self._streams[request.id] = _Stream(self._version)
+        stream = self._streams[request.id] = AnswerStream(self._version)
         try:
             async with self._session.post("/inference/v1/generate", json=self._body(request)) as response:
                 if response.status >= 500:
@@ -278,35 +236,11 @@ class HttpEngine:
             body["cache_salt"] = f"v{self._version}"
         return body
 
-    def _take(self, stream: _Stream, line: bytes) -> Sampled | None:
-        event = _decode_event(line)
-        if event.error is not None:
-            said = f"status {event.error.get('code')}: {event.error.get('message', event.error)}"
-            raise RequestRefused(said) if 400 <= event.error.get("code", 500) < 500 else EngineFailed(said)
-        if not event.choices:
+    def _take(self, stream: AnswerStream, line: bytes) -> Sampled | None:
+        if (choice := choice_in(line)) is None:
             return None
-        choice = event.choices[0]
         self._chunks += 1
-        stream.ids += choice.token_ids or []
-        if choice.logprobs and choice.logprobs.content:
-            stream.logps += [entry.logprob for entry in choice.logprobs.content]
-        finish: FinishReason = choice.finish_reason or ""
-        if stream.uncertain and not finish:
-            return None
-        starts = [(stream.version, 0)]
-        if stream.uncertain:
-            if choice.weight_versions is None:
-                raise EngineFailed("generate: the last chunk tells no weight versions; is this vLLM >= 0.32?")
-            starts = [(int(span.version), span.start) for span in choice.weight_versions]
-        end = stream.sent + len(stream.ids)
-        sampled = Sampled(
-            np.array(stream.ids, np.int32),
-            np.array(stream.logps, np.float32),
-            stamp(starts, stream.sent, end) if stream.ids else np.empty(0, np.int32),
-            finish,
-        )
-        stream.sent, stream.ids, stream.logps = end, [], []
-        return sampled
+        return stream.take(choice)
 
     async def _post(self, route: str, body: dict[str, Any] | None = None) -> None:
         async with self._session.post(route, json=body or {}) as response:
