@@ -5,7 +5,7 @@
 - `listening`: the socket for actors. `guests`: which actors are connected.
 - `serving`, `requests`: the requests of actors and their state.
 - `engine`: interface of an inference engine. `http_engine/`: a vLLM server run by others.
-- `vllm_engine`, `vllm_worker`, `vllm_stats`: vLLM in a child process.
+- `vllm_engine`, `vllm_settings`, `vllm_worker`, `vllm_stats`: vLLM in a child process.
 - `vllm_plugin`: ends that process with its generator. `gpus`: refuses an engine without the GPUs it was given.
 - `weights/`: brings an announced version into the engine.
 """
