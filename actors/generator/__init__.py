@@ -1,6 +1,7 @@
 """The generator process: token ids in; token ids, log-probabilities and a policy version per token out.
 
-- `process`: the role. `model_folder`: the facts that it reads from a model folder.
+- `process`: starts and ends it. `generator`: its event loop's work. `model_folder`: the facts that it
+  reads from a model folder.
 - `pace`: tells a slow engine from one that hangs.
 - `listening`: the socket for actors. `guests`: which actors are connected.
 - `serving`, `requests`: the requests of actors and their state.

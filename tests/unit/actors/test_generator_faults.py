@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from actors.config import GeneratorConfig
+from actors.generator.generator import Generator
 from actors.generator.model_folder import ModelFacts
-from actors.generator.process import Generator, serve_generator
+from actors.generator.process import serve_generator
 from actors.generator.weights.staging import Announced
 from protocol.errors import AddressRefused
 from protocol.weights.format import Manifest
