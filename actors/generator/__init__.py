@@ -4,7 +4,7 @@
   reads from a model folder.
 - `pace`: tells a slow engine from one that hangs.
 - `listening`: the socket for actors. `guests`: which actors are connected.
-- `serving`, `requests`: the requests of actors and their state.
+- `serving`: the requests of actors. `open_requests`: those under way. `requests`: which are valid, and which may run.
 - `engine`: interface of an inference engine. `http_engine/`: a vLLM server run by others.
 - `vllm_engine`, `vllm_settings`, `vllm_worker`, `vllm_stats`: vLLM in a child process.
 - `vllm_plugin`: ends that process with its generator. `gpus`: refuses an engine without the GPUs it was given.

@@ -1,4 +1,4 @@
-"""State of a generator's requests, without sockets, engines and clocks.
+"""Requests to a generator: whether they are valid, and their state. Without sockets, engines and clocks.
 
 A request is *held* until the policy version that it asks for is in service, then *running* until its last
 token. `RequestBook` also counts tokens and the time without a running request.
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from protocol.arrays import Int32s
+from protocol.codec import Buffer, unpack_arrays
+from protocol.errors import Malformed
 from protocol.messages import Generate
 
 HOLD_TIMEOUT_S = 300.0
@@ -64,6 +66,21 @@ def why_invalid(prompt: Sequence[int], request: Generate, *, vocab_size: int, ma
             "needed are a finite temperature >= 0, 0 < top_p <= 1, top_k >= 0"
         )
     return ""
+
+
+def unpack_prompt(message: Generate, frames: Sequence[Buffer]) -> list[int]:
+    """Return the prompt's token ids of a Generate message.
+
+    Raises:
+        Malformed: the body does not hold an integer array ``token_ids``.
+    """
+    if len(frames) != 1:
+        raise Malformed(f"Generate {message.request_id!r}: {len(frames)} body frames, expected 1")
+    arrays = unpack_arrays(message.arrays, frames[0])
+    if "token_ids" not in arrays or arrays["token_ids"].dtype.kind != "i":
+        raise Malformed(f"Generate {message.request_id!r}: no integer array token_ids in {sorted(arrays)}")
+    ids: list[int] = arrays["token_ids"].tolist()
+    return ids
 
 
 @dataclass(slots=True)

@@ -3,9 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from actors.config import GeneratorConfig
@@ -13,35 +11,21 @@ from actors.errors import EngineFailed, RequestRefused
 from actors.generator.engine import Request, SamplingEngine
 from actors.generator.guests import Guests
 from actors.generator.model_folder import ModelFacts
-from actors.generator.requests import HOLD_TIMEOUT_S, RequestBook, why_invalid
+from actors.generator.open_requests import OpenRequest, OpenRequests
+from actors.generator.requests import HOLD_TIMEOUT_S, RequestBook, unpack_prompt, why_invalid
 from actors.sampled import Sampled, nothing
-from protocol.codec import Buffer, Frames, decode, encode, encode_arrays, unpack_arrays
+from protocol.codec import Buffer, Frames, decode, encode, encode_arrays
 from protocol.envelopes import open_envelope
 from protocol.errors import Malformed, ProtocolError
 from protocol.messages import Abort, AnyMessage, Chunk, Drain, Generate, Goodbye, Stay
 
 log = logging.getLogger(__name__)
 
-MAX_REQUESTS, MAX_REQUESTS_OF_ACTOR = 65_536, 16_384
-"""Upper limits of the requests under way, in all and of one actor. More are refused, and the actor asks a
-different generator."""
 KEEP_ALIVE_S = 5.0
 """Time without a chunk after which a request's actor gets an empty one, so that it keeps waiting."""
 LOOK_S = 1.0
 MAX_WARNINGS = 100
 NOTHING = nothing()
-
-
-@dataclass(slots=True)
-class _RunningRequest:
-    key: str
-    actor: bytes
-    request_id: str
-    request: Request
-    heard: float
-    """Monotonic time of the last chunk, or of the request."""
-    sent: int = 0
-    """Tokens sent in chunks so far."""
 
 
 class Serving:
@@ -66,12 +50,9 @@ class Serving:
         self.send = send
         self._engine, self._config, self._facts = engine, config, facts
         self._on_failure = on_failure
-        self._entries: dict[str, _RunningRequest] = {}
-        self._keys: dict[tuple[bytes, str], str] = {}
-        self._of_actor: Counter[bytes] = Counter()
-        """Number of requests under way for each connection, by routing id."""
+        self._open = OpenRequests()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._count = self._refused = 0
+        self._refused = 0
         self._looked = 0.0
         self._closing = self._reason = ""
 
@@ -116,14 +97,14 @@ class Serving:
         """Start the held requests that the new version allows. A late joiner has caught up by now."""
         self.book.gate = 0
         for key in self.book.start_held(version=self._engine.version, now=time.monotonic()):
-            self._start(self._entries[key])
+            self._start(self._open[key])
 
     def expire(self, now: float) -> None:
         """Answer requests that have waited too long for a policy version."""
         for key, version in self.book.expire(now):
             have = self._engine.version
             self._give_up(
-                self._entries[key],
+                self._open[key],
                 f"waited {HOLD_TIMEOUT_S:g} s for policy version {version}, in service is {have}; "
                 "does the learner publish, and can this generator read what it publishes?",
             )
@@ -136,7 +117,7 @@ class Serving:
         if now - self._looked < LOOK_S:
             return
         self._looked = now
-        for entry in self._entries.values():
+        for entry in self._open:
             if now - entry.heard >= KEEP_ALIVE_S:
                 entry.heard = now
                 self._reply(entry.actor, Chunk(request_id=entry.request_id, offset=entry.sent), NOTHING)
@@ -154,7 +135,7 @@ class Serving:
         """End every request: with the tokens it has if the engine works, else with the failure."""
         self._closing = failure or "the generator is draining; send the request to another one"
         for key in self.book.keys():  # noqa: SIM118 (a method, not a mapping)
-            entry = self._entries[key]
+            entry = self._open[key]
             if failure:
                 self._give_up(entry, f"the generator has failed: {failure}")
             elif self.book.is_held(key):
@@ -191,10 +172,8 @@ class Serving:
             return
         if self.guests.asked(actor, time.monotonic()):
             self._tell_drain(actor)
-        self._count += 1
-        key = str(self._count)
         request = Request(
-            id=key,
+            id=(key := self._open.new_key()),
             prompt=prompt,
             max_tokens=message.max_tokens,
             temperature=message.temperature,
@@ -205,9 +184,7 @@ class Serving:
             stop=[i for i in message.stop_token_ids or self._facts.eos_ids if i < self._facts.vocab_size],
         )
         version, now = self._engine.version, time.monotonic()
-        entry = self._entries[key] = _RunningRequest(key, actor, message.request_id, request, now)
-        self._keys[actor, message.request_id] = key
-        self._of_actor[actor] += 1
+        entry = self._open.add(OpenRequest(key, actor, message.request_id, request, now))
         if self.book.add(key, min_version=message.min_policy_version, version=version, now=now):
             self._start(entry)
 
@@ -215,28 +192,22 @@ class Serving:
         """Return why this generator takes no such request now, or "". A different generator may take it."""
         if self._closing:
             return self._closing
-        if (actor, request_id) in self._keys:
-            return "a request of this id is running already; ids must not be used twice"
-        own, total = self._of_actor[actor], len(self._entries)
-        if total >= MAX_REQUESTS or own >= MAX_REQUESTS_OF_ACTOR:
-            return f"{own} requests of this actor, {total} of all are under way"
-        return ""
+        return self._open.why_no_more(actor, request_id)
 
     def _abort(self, actor: bytes, request_id: str) -> None:
-        key = self._keys.get((actor, request_id))
-        if key is None:
+        if (entry := self._open.of(actor, request_id)) is None:
             # The request has finished meanwhile, or it was sent to an earlier process of this generator.
             self._reply(actor, Chunk(request_id=request_id, finish_reason="abort"), NOTHING)
-        elif self.book.is_held(key):
-            self._abort_held(self._entries[key])
+        elif self.book.is_held(entry.key):
+            self._abort_held(entry)
         else:
-            self._spawn(self._engine.abort(key))
+            self._spawn(self._engine.abort(entry.key))
 
-    def _abort_held(self, entry: _RunningRequest) -> None:
+    def _abort_held(self, entry: OpenRequest) -> None:
         self._forget(entry)
         self._reply(entry.actor, Chunk(request_id=entry.request_id, finish_reason="abort"), NOTHING)
 
-    def _start(self, entry: _RunningRequest) -> None:
+    def _start(self, entry: OpenRequest) -> None:
         self._spawn(self._run(entry))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -244,10 +215,10 @@ class Serving:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, entry: _RunningRequest) -> None:
+    async def _run(self, entry: OpenRequest) -> None:
         try:
             async for sampled in self._engine.generate(entry.request):
-                if entry.key not in self._entries:
+                if entry not in self._open:
                     # The request was ended meanwhile.
                     return
                 self.book.tokens(len(sampled))
@@ -273,7 +244,7 @@ class Serving:
             log.exception("request %s of actor %r ended by a fault", entry.request_id, entry.actor)
             self._give_up(entry, f"a fault of the generator: {error!r}")
 
-    def _give_up(self, entry: _RunningRequest, why: str) -> None:
+    def _give_up(self, entry: OpenRequest, why: str) -> None:
         """End a request that is not at fault, so that its actor sends it to a different generator."""
         self._forget(entry)
         self._end_answer(entry.actor, entry.request_id, "abort", why, offset=entry.sent)
@@ -285,28 +256,9 @@ class Serving:
         chunk = Chunk(request_id=request_id, offset=offset, finish_reason=reason, error=why[:2_000])
         self._reply(actor, chunk, NOTHING)
 
-    def _forget(self, entry: _RunningRequest) -> None:
+    def _forget(self, entry: OpenRequest) -> None:
         self.book.finish(entry.key, time.monotonic())
-        self._keys.pop((entry.actor, entry.request_id), None)
-        if self._entries.pop(entry.key, None) is not None:
-            self._of_actor[entry.actor] -= 1
-            if not self._of_actor[entry.actor]:
-                del self._of_actor[entry.actor]
+        self._open.remove(entry)
 
     def _reply(self, actor: bytes, chunk: Chunk, sampled: Sampled) -> None:
         self.send([actor, *encode_arrays(chunk, sampled.arrays)])
-
-
-def unpack_prompt(message: Generate, frames: Sequence[Buffer]) -> list[int]:
-    """Return the prompt's token ids of a Generate message.
-
-    Raises:
-        Malformed: the body does not hold an integer array ``token_ids``.
-    """
-    if len(frames) != 1:
-        raise Malformed(f"Generate {message.request_id!r}: {len(frames)} body frames, expected 1")
-    arrays = unpack_arrays(message.arrays, frames[0])
-    if "token_ids" not in arrays or arrays["token_ids"].dtype.kind != "i":
-        raise Malformed(f"Generate {message.request_id!r}: no integer array token_ids in {sorted(arrays)}")
-    ids: list[int] = arrays["token_ids"].tolist()
-    return ids
