@@ -14,7 +14,8 @@ from actors.config import GeneratorConfig
 from actors.generator.engine import SamplingEngine
 from actors.generator.generator import Generator
 from actors.generator.model_folder import ModelFacts, read_model_facts
-from actors.generator.weights.cache import Cache, cache_folder
+from actors.generator.weights.cache import Cache
+from actors.generator.weights.cache_folder import cache_folder
 from actors.generator.weights.relay import relay
 from actors.generator.weights.staging import Stage, shared_memory
 from protocol.security.addresses import check_endpoint

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from actors.generator.weights.cache import CACHE_PREFIX
+from actors.generator.weights.cache_folder import CACHE_PREFIX
 from actors.generator.weights.staging import STAGE_PREFIX
 from launch.errors import ConfigError
 from learner.run_files import SHARED_MEMORY, weights_folder

@@ -6,27 +6,20 @@ when its holder ends. If a process is killed, the next one verifies the part tha
 from there.
 """
 
-import contextlib
-import fcntl
-import hashlib
 import logging
-import os
 import random
-import re
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from actors.errors import Cancelled, NoRoom, SourceFailed, WrongBytes
+from actors.generator.weights.cache_folder import PARTIAL, CacheFolder
 from actors.generator.weights.fetch import fetch, reserve
 from actors.generator.weights.source import Source
 from protocol.errors import KeysUnusable, WeightsError
-from protocol.private_paths import is_own_folder, make_private_folder
 from protocol.security.http_tls import Access
 from protocol.weights.chunks import digest
 from protocol.weights.delta import apply_delta
@@ -35,39 +28,32 @@ from protocol.weights.format import DATA, MANIFEST, Base, Manifest, read_manifes
 
 log = logging.getLogger(__name__)
 
-CACHE_PREFIX = "offbeat-cache-"
-"""Prefix of the name of a cache in shared memory. Its users lock a file in it, and remove it themselves."""
-KEEP = 2
-"""Versions that the cache keeps."""
-TURN_S = 900.0
-"""Longest wait for a different process of this host that is fetching."""
-POLL_S = 0.05
-ABANDONED_S = 600.0
-"""Time without a change after which a cache that no process has open is removed. Until then its processes may
-be about to start again."""
-FETCH, USERS, PARTIAL, DELTA = "fetch.lock", "users.lock", ".partial", "delta-"
-COMPLETE = re.compile(r"e(\d+)-v(\d+)")
+DELTA = "delta-"
 
 
 class Cache:
     """Cache of the versions of one run on this host.
 
     Args:
-        folder: folder that all processes of this host in the run share; see `cache_folder`.
+        folder: folder that all processes of this host in the run share; see `cache_folder.cache_folder`.
         run: name of the run.
         access: returns the token and certificate of the run. It is called for each connection.
     """
 
     def __init__(self, folder: Path, run: str, access: Callable[[], Access] = Access) -> None:
-        self.folder, self.fetched_bytes = folder, 0
+        self.fetched_bytes = 0
         self._run, self._access = run, access
         self._cancelled = threading.Event()
-        self._users: IO[bytes] | None = None
-        _sweep(folder.parent, but=folder)
+        self._shared = CacheFolder(folder, self._cancelled)
+
+    @property
+    def folder(self) -> Path:
+        """Folder that all processes of this host in the run share."""
+        return self._shared.path
 
     def locate(self, epoch: int, version: int) -> Path:
         """Return the folder of a version. It exists only if the cache holds the whole version."""
-        return self.folder / f"e{epoch:08d}-v{version:08d}"
+        return self._shared.locate(epoch, version)
 
     def obtain(self, epoch: int, version: int, sources: Sequence[str], root: str = "") -> Path:
         """Return the path of a verified version's manifest. Fetch the version first if it is missing. Blocks.
@@ -85,7 +71,7 @@ class Cache:
         tried = []
         for url in in_order(sources):
             try:
-                self._enter()
+                self._shared.enter()
                 return self._obtain_from(url, epoch, version, root)
             except SourceFailed as error:
                 log.warning("version %d could not be fetched from %s: %s", version, url, error)
@@ -102,18 +88,12 @@ class Cache:
     def close(self) -> None:
         """Cancel a running fetch. The last process of this host that uses the cache removes it."""
         self._cancelled.set()
-        if self._users is None:
-            return
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(self.folder, ignore_errors=True)
-        self._users.close()
-        self._users = None
+        self._shared.close()
 
     def _obtain_from(self, url: str, epoch: int, version: int, root: str) -> Path:
         source = self._connect(url)
         try:
-            base = self._newest()
+            base = self._shared.newest()
             for told_by in dict.fromkeys((base, None)):
                 manifest = source.manifest(epoch, version, told_by)
                 self._check(manifest, epoch, version, root)
@@ -144,7 +124,7 @@ class Cache:
     def _complete(self, url: str, manifest: Manifest, told_by: Base | None) -> Path:
         """Fetch a version from a source, unless the cache has it. Return the path of its manifest there."""
         folder = self.locate(manifest.epoch, manifest.version)
-        with self._turn():
+        with self._shared.turn():
             if (folder / MANIFEST).exists():
                 if read_manifest(folder / MANIFEST).root == manifest.root:
                     return folder / MANIFEST
@@ -158,14 +138,14 @@ class Cache:
             whole = self._fill(url, manifest, told_by, partial)
             (partial / MANIFEST).write_bytes(msgspec.msgpack.encode(whole))
             partial.rename(folder)
-            self._trim()
+            self._shared.trim()
         return folder / MANIFEST
 
     def _fill(self, url: str, manifest: Manifest, told_by: Base | None, partial: Path) -> Manifest:
         """Fetch a version or a delta into a folder. Return the manifest of the whole version that results."""
         data = partial / DATA
         if manifest.encoding == "full":
-            also = [(folder / DATA, read_manifest(folder / MANIFEST)) for folder in self._held()[:1]]
+            also = [(folder / DATA, read_manifest(folder / MANIFEST)) for folder in self._shared.held()[:1]]
             try:
                 self.fetched_bytes += fetch(lambda: self._connect(url), manifest, data, self._cancelled, also)
                 with open(data, "rb") as file:
@@ -205,74 +185,6 @@ class Cache:
         with open(data, "rb") as made:
             verify_bytes(manifest, made)
 
-    def _held(self) -> list[Path]:
-        """Return the folders of the whole versions in the cache, newest first."""
-        found = [
-            (int(match[1]), int(match[2]), path)
-            for path in self.folder.iterdir()
-            if (match := COMPLETE.fullmatch(path.name))
-        ]
-        return [path for _, _, path in sorted(found, reverse=True)]
-
-    def _newest(self) -> Base | None:
-        for folder in self._held():
-            # A version whose manifest cannot be read is being removed.
-            with contextlib.suppress(WeightsError):
-                return read_manifest(folder / MANIFEST).as_base
-        return None
-
-    def _trim(self) -> None:
-        for folder in self._held()[KEEP:]:
-            _remove(folder)
-
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Hold the fetch lock while the context lasts.
-
-        Raises:
-            WeightsError: a different process has held it for `TURN_S`.
-            Cancelled: this process ends.
-        """
-        # Invariant: only the holder of this lock adds versions to the cache or trims them. The kernel
-        # releases the lock when its holder ends.
-        with open(self.folder / FETCH, "ab") as lock:
-            deadline = time.monotonic() + TURN_S
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise WeightsError(
-                            f"another process of this host has been fetching into {self.folder} for more than "
-                            f"{TURN_S:g} s; is it stopped?"
-                        ) from None
-                    if self._cancelled.wait(POLL_S):
-                        raise Cancelled from None
-            yield
-
-    def _enter(self) -> None:
-        """Register this process as a user of the cache, so that nobody removes it.
-
-        Raises:
-            NameTaken: the cache folder belongs to a different user.
-            Cancelled: this process ends.
-        """
-        # Invariant: a process removes the cache only while it holds the users file exclusively. A shared lock
-        # on a users file that is still at its path therefore keeps the cache.
-        if self._users is not None and _is_at(self._users, self.folder / USERS):
-            return
-        while True:
-            make_private_folder(self.folder)
-            # These errors mean that the last user is removing the cache: try again.
-            with contextlib.suppress(FileNotFoundError, BlockingIOError):
-                self._users = open(self.folder / USERS, "ab")  # noqa: SIM115 (held as long as we use it)
-                fcntl.flock(self._users, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                if _is_at(self._users, self.folder / USERS):
-                    return
-            if self._cancelled.wait(POLL_S):
-                raise Cancelled
-
 
 class _DeltaUseless(Exception):
     """A delta could not be used, so the whole version has to be fetched."""
@@ -289,46 +201,3 @@ def in_order(sources: Sequence[str]) -> list[str]:
     """
     *relays, last = sources or ("",)
     return [*random.sample(relays, len(relays)), *([last] if last else [])]
-
-
-def cache_folder(root: Path, run: str, broker: str) -> Path:
-    """Return the cache folder that the processes of this host in a run share.
-
-    Args:
-        root: folder that holds the caches of this host.
-        run: name of the run.
-        broker: endpoint of the broker, which distinguishes runs of the same name.
-    """
-    digest = hashlib.sha256(f"{broker} {os.geteuid()}".encode()).hexdigest()[:12]
-    return root / f"{CACHE_PREFIX}{run}-{digest}"
-
-
-def _remove(folder: Path) -> None:
-    """Rename a folder, so that nobody sees half of it. Delete it in a thread, because that takes time."""
-    gone = folder.with_name(f"{folder.name}{PARTIAL}")
-    shutil.rmtree(gone, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        folder.rename(gone)
-    threading.Thread(target=shutil.rmtree, args=(gone, True), name="weights removal", daemon=True).start()
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except OSError:
-        return False
-
-
-def _sweep(root: Path, *, but: Path) -> None:
-    """Remove the caches that no process has open, and that have not changed for `ABANDONED_S`."""
-    for folder in root.glob(f"{CACHE_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if (
-                folder == but
-                or not is_own_folder(folder)
-                or time.time() - folder.stat().st_mtime < ABANDONED_S
-            ):
-                continue
-            with open(folder / USERS, "ab") as users:
-                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)

@@ -26,7 +26,8 @@ import actors.generator.weights.source
 import protocol.weights.files
 import protocol.weights.server
 from actors.config import GeneratorConfig
-from actors.generator.weights.cache import Cache, cache_folder
+from actors.generator.weights.cache import Cache
+from actors.generator.weights.cache_folder import cache_folder
 from actors.generator.weights.relay import relay
 from actors.generator.weights.staging import Announced, Stage
 from launch.processes.ports import free_port
@@ -384,7 +385,7 @@ def test_the_cache_keeps_the_newest_two(versions, url, cache):
     for version in (7, 8, 9, 10):
         write(versions, version, seed=version, mib=1)
         cache.obtain(1, version, [url])
-    assert [p.name for p in cache._held()] == ["e00000001-v00000010", "e00000001-v00000009"]
+    assert [p.name for p in cache._shared.held()] == ["e00000001-v00000010", "e00000001-v00000009"]
 
 
 @pytest.mark.parametrize("found", ["before", "while writing"])

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.generator.weights.cache import cache_folder, in_order
+from actors.generator.weights.cache import in_order
+from actors.generator.weights.cache_folder import cache_folder
 from launch.run_file.rules import contradictions
 from launch.run_file.sections import RunConfig
 from launch.supervise.posts import posts
