@@ -144,30 +144,42 @@ def _transfer(
         work.put(span)
     failed = threading.Event()
 
-    def run() -> None:
-        source = connect()
-        try:
-            while not failed.is_set():
-                span = work.get_nowait()
-                for chunk, content in source.read(manifest, span):
-                    if os.pwrite(file, content, chunk.offset) != chunk.nbytes:
-                        raise WeightsError(f"chunk at {chunk.offset} could not be written whole")
-                    arrived.add(chunk.offset)
-                    if failed.is_set():
-                        return
-        except queue.Empty:
-            return
-        except BaseException:
-            failed.set()
-            raise
-        finally:
-            source.close()
-
     connections = min(CONNECTIONS, max(1, work.qsize()))
     with ThreadPoolExecutor(connections) as pool:
-        runs = [pool.submit(run) for _ in range(connections)]
+        runs = [
+            pool.submit(_fetch_spans, connect, manifest, file, work, arrived, failed)
+            for _ in range(connections)
+        ]
     errors = [error for done in runs if (error := done.exception(timeout=0)) is not None]
     if cancelled.is_set():
         raise Cancelled
     for error in sorted(errors, key=lambda error: not isinstance(error, WrongBytes)):
         raise error
+
+
+def _fetch_spans(
+    connect: Connect,
+    manifest: Manifest,
+    file: int,
+    work: "queue.SimpleQueue[list[FileChunk]]",
+    arrived: set[int],
+    failed: threading.Event,
+) -> None:
+    """Fetch one span of chunks after the other over a connection, until none is left or a connection has failed."""
+    source = connect()
+    try:
+        while not failed.is_set():
+            span = work.get_nowait()
+            for chunk, content in source.read(manifest, span):
+                if os.pwrite(file, content, chunk.offset) != chunk.nbytes:
+                    raise WeightsError(f"chunk at {chunk.offset} could not be written whole")
+                arrived.add(chunk.offset)
+                if failed.is_set():
+                    return
+    except queue.Empty:
+        return
+    except BaseException:
+        failed.set()
+        raise
+    finally:
+        source.close()
