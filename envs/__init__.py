@@ -3,7 +3,7 @@
 - `base`: the interfaces. `registry`: makes the suite that the run file names. `config`, `errors`: as everywhere.
 - `user_code`: finds functions and classes in a user's files.
 - `rows/`, `tools/`, `agent/`, `gym/`, `calculator`, `reasoning_gym_suite`: the suites that ship.
-- `several`: deals the tasks of a run to several environments. `remote/`: environments on other hosts.
+- `several/`: deals the tasks of a run to several environments. `remote/`: environments on other hosts.
 - `openenv/`: environments behind servers of OpenEnv.
 - `scorer`, `scorer_process`, `scorer_worker`: questions and scores from a separate process.
 - `questions`, `family`, `canaries`, `answer_process`: what the worker asks, scores and checks.

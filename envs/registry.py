@@ -14,7 +14,7 @@ from envs.user_code import code_beside_run_file, code_file, load_callable, neare
 BUILT_IN = {
     "reasoning_gym": "envs.reasoning_gym_suite:ReasoningGymSuite",
     "calculator": "envs.calculator:CalculatorSuite",
-    "several": "envs.several:SeveralSuite",
+    "several": "envs.several.suite:SeveralSuite",
     "rows": "envs.rows.suite:RowsSuite",
     "tools": "envs.tools.suite:ToolsSuite",
     "agent": "envs.agent.suite:AgentSuite",
