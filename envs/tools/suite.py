@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,7 @@ from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
 from envs.rows.prompts import RawPrompt
 from envs.rows.reading import DataRow, shown_name
-from envs.rows.reward_functions import check_columns, close_judges, load_reward_functions
+from envs.rows.reward_functions import RewardFunction, check_columns, close_judges, load_reward_functions
 from envs.rows.suite import RowsSuite
 from envs.tools.episode import CallCounts, ToolsEpisode
 from envs.tools.loop_thread import LoopThread
@@ -74,12 +75,8 @@ class ToolsSuite:
         call_timeout_s: float = 20.0,
     ) -> None:
         named = [tools] if isinstance(tools, str) else tools
-        for name, value in {"tools": named, "mcp": mcp or []}.items():
-            if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-                raise EnvError(f'params.{name} = {value!r}: write a list of texts, such as {name} = ["..."]')
-        for name, number in {"max_turns": max_turns, "call_timeout_s": call_timeout_s}.items():
-            if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
-                raise EnvError(f"params.{name} = {number!r}: write a number above 0")
+        _check_texts(tools=named, mcp=mcp or [])
+        _check_numbers(max_turns=max_turns, call_timeout_s=call_timeout_s)
         self._rows = RowsSuite(train, UNUSED, prompt, system, heldout, solved_at=solved_at, seed=seed)
         self._max_turns, self._timeout_s, self._solved_at = max_turns, call_timeout_s, solved_at
         self._counts, self._loop = CallCounts(), LoopThread()
@@ -92,24 +89,9 @@ class ToolsSuite:
         if isinstance(heldout, str):
             columns = [*self._rows.columns["heldout"], ENVIRONMENTS]
             check_columns(self._functions, columns, shown_name(heldout))
-        own = [OWN] if hasattr(self._kind, "get_reward") else []
-        names = [*own, *(function.name for function in self._functions)]
-        if not names:
-            raise EnvError(
-                "params.reward: there is no reward: name a function, or give the class a get_reward()"
-            )
-        if correct and not own and correct not in names:
-            near = nearest(correct, names)
-            raise EnvError(
-                f"params.correct = {correct!r}: no reward has this name{near} (rewards: {', '.join(names)})"
-            )
-        self._correct = correct or (names[0] if len(names) == 1 else "")
+        self._correct = _deciding_reward(correct, self._kind, self._functions)
         self._servers: list[McpServer] = []
-        try:
-            self._start(mcp or [])
-        except EnvError:
-            self._stop()
-            raise
+        self._start(mcp or [])
         if not self._methods and not self._shared:
             raise EnvError(
                 "params.tools: there are no tools; name a class, functions, or MCP servers in params.mcp"
@@ -223,11 +205,16 @@ class ToolsSuite:
         return kind, methods, shared
 
     def _start(self, entries: list[str]) -> None:
-        for entry in entries:
-            server = McpServer(entry, self._loop_of_servers, self._timeout_s)
-            self._servers.append(server)
-            for tool in server.tools:
-                self._add(self._shared, self._methods, tool, entry)
+        """Start the MCP servers, and add their tools. End all of them if one does not start."""
+        try:
+            for entry in entries:
+                server = McpServer(entry, self._loop_of_servers, self._timeout_s)
+                self._servers.append(server)
+                for tool in server.tools:
+                    self._add(self._shared, self._methods, tool, entry)
+        except EnvError:
+            self._stop()
+            raise
 
     @staticmethod
     def _add(shared: dict[str, Tool], methods: dict[str, ToolSchema], tool: Tool, place: str) -> None:
@@ -242,3 +229,33 @@ class ToolsSuite:
             self.finish(close_judges(self._functions))
         self._loop.close()
         self._loop_of_servers.close()
+
+
+def _check_texts(**lists: Any) -> None:
+    for name, value in lists.items():
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            raise EnvError(f'params.{name} = {value!r}: write a list of texts, such as {name} = ["..."]')
+
+
+def _check_numbers(**numbers: Any) -> None:
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
+            raise EnvError(f"params.{name} = {number!r}: write a number above 0")
+
+
+def _deciding_reward(correct: str, kind: type | None, functions: Sequence[RewardFunction]) -> str:
+    """Return the name of the reward that says whether a task was solved; "" if none does.
+
+    Raises:
+        EnvError: there is no reward at all, or none of the name that the run file gives.
+    """
+    own = [OWN] if hasattr(kind, "get_reward") else []
+    names = [*own, *(function.name for function in functions)]
+    if not names:
+        raise EnvError("params.reward: there is no reward: name a function, or give the class a get_reward()")
+    if correct and not own and correct not in names:
+        near = nearest(correct, names)
+        raise EnvError(
+            f"params.correct = {correct!r}: no reward has this name{near} (rewards: {', '.join(names)})"
+        )
+    return correct or (names[0] if len(names) == 1 else "")
