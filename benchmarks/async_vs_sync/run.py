@@ -1,5 +1,6 @@
 """One timed learner of the real system, for `benchmarks.async_vs_sync`."""
 
+import contextlib
 import json
 import os
 import time
@@ -13,6 +14,7 @@ from benchmarks.envs.known_work import WorkSuite
 from benchmarks.report import measured
 from benchmarks.staleness.lag_system import BudgetedCurriculum, System
 from launch.run_file.sections import RunConfig
+from learner.config import LearnerConfig
 from learner.errors import Stopped
 from learner.intake.exchange import Exchange
 from learner.loop import Learner
@@ -147,9 +149,7 @@ def train(system: System, config: RunConfig, *, arm: str, settings: str, steps: 
     report = Report(system.folder)
     publisher = Publisher(system.folder.name, system.folder, epoch=epoch, keep=learner_config.keep_versions)
     deadline = float("inf")
-    curriculum = BudgetedCurriculum(config.env.name, learner_config, epoch, next_index=seed * 1_000_000)
-    suite = WorkSuite(**config.env.params)
-    curriculum.budget = suite.budget if suite.budgeted else None
+    curriculum = _curriculum(config, learner_config, epoch)
     try:
         exchange = Exchange(
             link,
@@ -165,11 +165,9 @@ def train(system: System, config: RunConfig, *, arm: str, settings: str, steps: 
         used = cpu_seconds(system)
         learner.begin()
         deadline = learner.began + config.run.max_minutes * 60
-        try:
+        with contextlib.suppress(Stopped):
             while learner.step < steps:
                 learner.learn()
-        except Stopped:
-            pass
         seconds = time.monotonic() - learner.began
         used = {role: (cpu - used.get(role, 0.0)) / seconds for role, cpu in cpu_seconds(system).items()}
         snapshots = learner.judge()
@@ -179,6 +177,15 @@ def train(system: System, config: RunConfig, *, arm: str, settings: str, steps: 
         publisher.close()
         engine.release()
     return _outcome(learner, arm, settings, config, seconds, snapshots, used)
+
+
+def _curriculum(config: RunConfig, learner_config: LearnerConfig, epoch: int) -> BudgetedCurriculum:
+    """Return tasks that depend on the seed alone, each with the length that the suite gives it, if it does."""
+    first = config.run.seed * 1_000_000
+    curriculum = BudgetedCurriculum(config.env.name, learner_config, epoch, next_index=first)
+    suite = WorkSuite(**config.env.params)
+    curriculum.budget = suite.budget if suite.budgeted else None
+    return curriculum
 
 
 def _outcome(

@@ -149,9 +149,7 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
             found["exit_code"] = system.end()
         except (Deadlock, subprocess.TimeoutExpired) as error:
             found["deadlock"] = str(error)
-            print(f"NOT RECOVERED: {error}", flush=True)
-            print(f"seed {args.seed}; the faults: {planned[: len(found['results']) + 1]}", flush=True)
-            print((args.dir / "train.log").read_text()[-4000:], flush=True)
+            show_deadlock(args, error, planned[: len(found["results"]) + 1])
         finally:
             others.close()
             if system.supervisor is not None and system.supervisor.poll() is None:
@@ -161,6 +159,13 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
         if args.keep:
             shutil.copytree(system.folder, args.keep, dirs_exist_ok=True)
     return found
+
+
+def show_deadlock(args: argparse.Namespace, error: Exception, injected: list[str]) -> None:
+    """Print what did not recover, the faults so far, and the end of the log."""
+    print(f"NOT RECOVERED: {error}", flush=True)
+    print(f"seed {args.seed}; the faults: {injected}", flush=True)
+    print((args.dir / "train.log").read_text()[-4000:], flush=True)
 
 
 class Others:

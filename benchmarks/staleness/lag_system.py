@@ -28,6 +28,7 @@ from launch.processes.role_command import role_command
 from launch.run_file.sections import RunConfig
 from launch.supervise.health import BROKER
 from launch.supervise.posts import environment, posts
+from learner.config import EvaluationConfig, LearnerConfig
 from learner.families.wiring import waiting_families
 from learner.intake.broker_wait import TIME_LIMIT
 from learner.intake.curriculum import Curriculum
@@ -41,6 +42,7 @@ from learner.run_files import next_epoch
 from learner.settings.evaluation import EvaluationConfig
 from learner.units import Unit
 from learner.update.engine import TrainingEngine
+from protocol.link import ThreadLink
 from protocol.messages import Task
 from protocol.session import Progress
 
@@ -205,11 +207,7 @@ def learning(
     report = Report(folder)
     publisher = Publisher(system.folder.name, folder, epoch=epoch, keep=learner_config.keep_versions)
     try:
-        curriculum = SampledCurriculum(system.config.env.name, learner_config, epoch, next_index=seed * 1000)
-        exchange = exchange_class(
-            link, curriculum, learner_config, lockstep=True, stop_reason=system.stop_reason
-        )
-        exchange.intake.families = waiting_families(learner_config, curriculum, system.model, seed=seed)
+        exchange = _exchange(system, learner_config, link, epoch, seed, exchange_class)
         learner = Learner(
             learner_config,
             folder,
@@ -229,6 +227,21 @@ def learning(
         engine.release()
         del engine
         gc.collect()
+
+
+def _exchange(
+    system: System,
+    config: LearnerConfig,
+    link: ThreadLink,
+    epoch: int,
+    seed: int,
+    exchange_class: type[ExchangeT],
+) -> ExchangeT:
+    """Return an exchange in lockstep, over tasks that depend on the seed alone."""
+    curriculum = SampledCurriculum(system.config.env.name, config, epoch, next_index=seed * 1000)
+    exchange = exchange_class(link, curriculum, config, lockstep=True, stop_reason=system.stop_reason)
+    exchange.intake.families = waiting_families(config, curriculum, system.model, seed=seed)
+    return exchange
 
 
 def train(system: System, config: RunConfig, seed: int) -> Outcome:

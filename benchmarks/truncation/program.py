@@ -43,6 +43,7 @@ from benchmarks.staleness.lag_system import BudgetedCurriculum, System, running
 from benchmarks.truncation.report import ARMS, Ended, Run, plot, row, smoothed, tables
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
+from learner.config import LearnerConfig
 from learner.errors import Stopped
 from learner.intake.exchange import Exchange
 from learner.loop import Learner
@@ -119,9 +120,7 @@ def train(system: System, arm: str, config: RunConfig) -> Run:
     deadline = float("inf")
     try:
         suite = LongTailSuite(**config.env.params)
-        first = config.run.seed * 1_000_000
-        curriculum = BudgetedCurriculum(config.env.name, settings, epoch, next_index=first)
-        curriculum.budget = lambda index, split: suite.task(index, split).length
+        curriculum = _curriculum(config, settings, epoch, suite)
         exchange = Exchange(
             link,
             curriculum,
@@ -134,9 +133,7 @@ def train(system: System, arm: str, config: RunConfig) -> Run:
         )
         learner.take_over(always=True)
         learner.evaluate("before")
-        critic = settings.algorithm.critic
-        while critic is not None and learner.step < critic.warmup_steps:
-            learner.learn()
+        _warm_up(learner)
         learner.begin(partial(_is_long, suite))
         deadline = learner.training_began + config.run.max_minutes * 60
         seconds, generated = _until_stopped(learner)
@@ -147,6 +144,23 @@ def train(system: System, arm: str, config: RunConfig) -> Run:
         publisher.close()
         engine.release()
     return _outcome(learner, arm, config, seconds, generated)
+
+
+def _curriculum(
+    config: RunConfig, settings: LearnerConfig, epoch: int, suite: LongTailSuite
+) -> BudgetedCurriculum:
+    """Return tasks that depend on the seed alone, each with the length that the suite gives it."""
+    first = config.run.seed * 1_000_000
+    curriculum = BudgetedCurriculum(config.env.name, settings, epoch, next_index=first)
+    curriculum.budget = lambda index, split: suite.task(index, split).length
+    return curriculum
+
+
+def _warm_up(learner: Learner) -> None:
+    """Learn for the steps in which only the critic learns."""
+    critic = learner.config.algorithm.critic
+    while critic is not None and learner.step < critic.warmup_steps:
+        learner.learn()
 
 
 def _is_long(suite: LongTailSuite, index: int) -> bool:
