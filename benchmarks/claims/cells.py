@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from benchmarks.claims.claims import Budget, BudgetUnit, Measure
-from benchmarks.staleness.lag_system import CountingExchange, System, lag_is_exact, learning
+from benchmarks.staleness.lag_parts import CountingExchange, lag_is_exact
+from benchmarks.staleness.lag_system import System, learning
 from benchmarks.staleness.program import fingerprint
 from launch.run_file.sections import RunConfig
 from learner.intake.evaluation import mean_rewards, share_correct

@@ -19,7 +19,6 @@ that need root.
 """
 
 import argparse
-import ctypes
 import json
 import math
 import os
@@ -28,29 +27,20 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.kinds import KINDS
-from benchmarks.faults.network import HOST, far_actor, make_network, remove_network
+from benchmarks.faults.network import HOST, far_actor
 from benchmarks.faults.proof import prove
 from benchmarks.faults.scene import Scene
+from benchmarks.faults.stage import NEEDS_NETWORK, NEEDS_WIRE, needs, stage
 from benchmarks.faults.system import START_S, Deadlock, System
 from benchmarks.faults.table import failures, lines_of, load, merged, read_lines, table
 from benchmarks.faults.wire import Wire
 from benchmarks.report import save_results
 from launch.processes.ports import free_ports
-from learner.run_files import SHARED_MEMORY
-
-NEEDS_NETWORK = ("network cut", "network cut one way", "network slow")
-NEEDS_TMPFS = ("disk low", "disk full")
-NEEDS_MEMORY = ("shared memory full",)
-NEEDS_WIRE = ("bits flipped", "bytes swapped", "connection reset", "wire delayed", "connection replayed")
-TMPFS_BYTES, MEMORY_BYTES = 3 << 30, 1 << 30
-CLONE_NEWNS = 0x0002_0000
 
 
 def schedule(kinds: list[str], count: int, seed: int) -> list[str]:
@@ -67,55 +57,6 @@ def schedule(kinds: list[str], count: int, seed: int) -> list[str]:
     chosen += rng.choices(kinds, weights, k=count - len(chosen))
     rng.shuffle(chosen)
     return chosen
-
-
-@contextmanager
-def stage(directory: Path, kinds: list[str]) -> Iterator[None]:
-    """Set up what these kinds need: a wire to a second network namespace, and file systems to fill.
-
-    Only this process and its children see the mounted file systems.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    if needs(kinds, NEEDS_TMPFS + NEEDS_MEMORY):
-        own_mounts()
-    if needs(kinds, NEEDS_TMPFS):
-        _mount_tmpfs(directory, TMPFS_BYTES)
-    if needs(kinds, NEEDS_MEMORY):
-        _mount_tmpfs(SHARED_MEMORY, MEMORY_BYTES)
-    if needs(kinds, NEEDS_NETWORK):
-        make_network()
-    try:
-        yield
-    finally:
-        if needs(kinds, NEEDS_NETWORK):
-            remove_network()
-
-
-def needs(kinds: list[str], of: tuple[str, ...]) -> bool:
-    """Return whether any of ``kinds`` is in ``of``."""
-    return any(kind in of for kind in kinds)
-
-
-def own_mounts() -> None:
-    """Enter a mount namespace of our own: only this process and its children see later mounts.
-
-    The mounts end with these processes.
-
-    Raises:
-        OSError: the process is not allowed to, for example because it does not run as root.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(CLONE_NEWNS) != 0:
-        raise OSError(
-            ctypes.get_errno(), "mounts of our own: run as root, or leave out what fills file systems"
-        )
-    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-
-
-def _mount_tmpfs(folder: Path, nbytes: int) -> None:
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "offbeat-faults", str(folder)], check=True
-    )
 
 
 def campaign(args: argparse.Namespace) -> dict[str, Any]:

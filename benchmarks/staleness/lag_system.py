@@ -10,40 +10,31 @@ import shutil
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
-
-import msgspec
+from typing import TypeVar
 
 from benchmarks.report import measured
-from envs.base import Split
+from benchmarks.staleness.lag_parts import CountingExchange, SampledCurriculum, lag_is_exact
 from launch import run_folder
 from launch.processes.child import Child, spawn, stop
 from launch.processes.role_command import role_command
 from launch.run_file.sections import RunConfig
 from launch.supervise.health import BROKER
 from launch.supervise.posts import environment, posts
-from learner.config import EvaluationConfig, LearnerConfig
+from learner.config import LearnerConfig
 from learner.families.wiring import waiting_families
 from learner.intake.broker_wait import TIME_LIMIT
-from learner.intake.curriculum import Curriculum
-from learner.intake.exchange import Exchange
 from learner.loop import Learner
 from learner.metrics import Report
 from learner.process.joining import join
 from learner.publishing.publisher import Publisher
 from learner.replay.table import replay_table
 from learner.run_files import next_epoch
-from learner.settings.evaluation import EvaluationConfig
-from learner.units import Unit
 from learner.update.engine import TrainingEngine
 from protocol.link import ThreadLink
-from protocol.messages import Task
 from protocol.session import Progress
 
 ExchangeT = TypeVar("ExchangeT", bound="CountingExchange")
@@ -89,54 +80,6 @@ class Outcome:
     """
     diagnostics: dict[str, list[float]]
     seconds: float
-
-
-class SampledCurriculum(Curriculum):
-    """A curriculum that evaluates by sampling, because training raises the mean return of samples."""
-
-    def evaluation(self, tag: str, version: int, of: EvaluationConfig) -> list[Task]:
-        sampling = self._sampling(temperature=self.config.sampling.temperature)
-        tasks = super().evaluation(tag, version, of)
-        return [msgspec.structs.replace(task, sampling=sampling) for task in tasks]
-
-
-class BudgetedCurriculum(SampledCurriculum):
-    """A curriculum with a token limit per task: the task fixes the lengths, whatever the policy learns."""
-
-    budget: Callable[[int, Split], int] | None = None
-    """Function from a task's index and split to a response's token limit. None: the limit of the settings."""
-
-    def refill(self, **room: Any) -> list[Task]:
-        return [self._budgeted(task) for task in super().refill(**room)]
-
-    def evaluation(self, tag: str, version: int, of: EvaluationConfig) -> list[Task]:
-        return [self._budgeted(task) for task in super().evaluation(tag, version, of)]
-
-    def _budgeted(self, task: Task) -> Task:
-        if self.budget is None:
-            return task
-        tokens = self.budget(task.data["index"], task.data["split"])
-        sampling = msgspec.structs.replace(task.sampling, max_turn_tokens=tokens)
-        return msgspec.structs.replace(task, sampling=sampling)
-
-
-class CountingExchange(Exchange):
-    """An exchange that counts the lag of each action token of each batch, to prove that the lag was forced.
-
-    Replayed tokens are not counted, because they do not come through the exchange.
-    """
-
-    def collect(self, *, step: int, version: int) -> list[Unit]:
-        groups = super().collect(step=step, version=version)
-        lags: Counter[int] = Counter()
-        for trajectory in (t for group in groups for t in group.trajectories):
-            lags.update((version - trajectory.policy_version[trajectory.action_mask > 0]).tolist())
-        self.lags_by_step[step] = lags
-        return groups
-
-    @cached_property
-    def lags_by_step(self) -> dict[int, Counter[int]]:
-        return {}
 
 
 @contextmanager
@@ -276,22 +219,4 @@ def _outcome(learner: Learner, folder: Path, exact: bool, seconds: float) -> Out
         exact=exact,
         diagnostics={name: [line[name] for line in lines if name in line][::5] for name in names},
         seconds=seconds,
-    )
-
-
-def lag_is_exact(
-    lags_by_step: Mapping[int, Counter[int]], lag: int, steps: int, *, warmup_steps: int = 0
-) -> bool:
-    """Return whether each step has tokens, and each token lags by the versions so far, at most ``lag``.
-
-    In the first ``warmup_steps`` only a critic learns, and the version does not change.
-
-    Example:
-        >>> lag_is_exact({0: Counter({0: 9}), 1: Counter({1: 9}), 2: Counter({1: 9})}, lag=1, steps=3)
-        True
-        >>> lag_is_exact({0: Counter({0: 9}), 1: Counter({1: 9}), 2: Counter({1: 8, 2: 1})}, lag=1, steps=3)
-        False
-    """
-    return set(lags_by_step) == set(range(steps)) and all(
-        set(lags) == {min(max(0, step - warmup_steps), lag)} for step, lags in lags_by_step.items()
     )

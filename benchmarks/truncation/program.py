@@ -39,7 +39,8 @@ import numpy as np
 
 from benchmarks.envs.long_tail import LongTailSuite
 from benchmarks.report import measured, save_results
-from benchmarks.staleness.lag_system import BudgetedCurriculum, System, running
+from benchmarks.staleness.lag_parts import BudgetedCurriculum
+from benchmarks.staleness.lag_system import System, running
 from benchmarks.truncation.report import ARMS, Ended, Run, plot, row, smoothed, tables
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig

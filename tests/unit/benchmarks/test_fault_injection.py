@@ -7,7 +7,8 @@ import pytest
 
 from actors.generator.weights.staging import Announced, Stage
 from benchmarks.faults.kinds import KINDS
-from benchmarks.faults.program import NEEDS_MEMORY, NEEDS_NETWORK, NEEDS_TMPFS, NEEDS_WIRE, schedule
+from benchmarks.faults.program import schedule
+from benchmarks.faults.stage import NEEDS_MEMORY, NEEDS_NETWORK, NEEDS_TMPFS, NEEDS_WIRE
 from benchmarks.faults.stopped import half_a_record, somewhere_in_the_middle
 from benchmarks.faults.weights import _replace, flipped, mixed, replaced, truncated
 from broker.journal.files import numbers, read_file, survey

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from benchmarks.envs.long_tail import LongTailSuite, share_right
-from benchmarks.staleness.lag_system import BudgetedCurriculum
+from benchmarks.staleness.lag_parts import BudgetedCurriculum
 from benchmarks.truncation.program import configured, earlier
 from benchmarks.truncation.report import SMOOTHED, Ended, Run, ratios, smoothed, tables
 from envs.errors import EnvError
