@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from learner.trajectory import Trajectory
-from learner.update.batching import Batch, make_batch
+from learner.update.batching.batch import Batch, make_batch
 from learner.update.credit_assignment import TokenAdvantages
 from protocol.messages import Reward, Turn, TurnMark
 

@@ -31,10 +31,12 @@ from benchmarks.learner.arms import LEARNING_RATE, SHARED, SIZES, BareLoop, make
 from benchmarks.report import save_results
 from learner.config import LearnerConfig
 from learner.trajectory import Trajectory
-from learner.update.batching import Batch, MicroBatch, make_batch, make_micro_batches
+from learner.update.batching.batch import Batch, make_batch
+from learner.update.batching.cutting import make_micro_batches
+from learner.update.batching.micro_batch import MicroBatch
+from learner.update.batching.packing import deal_mini_batches
 from learner.update.credit_assignment import assign_credit
 from learner.update.engine import TrainingEngine
-from learner.update.packing import deal_mini_batches
 
 LENGTHS = ("uniform", "long-tailed")
 """Lengths of the arms that run unless `--lengths` says otherwise; nothing is shared in them."""

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from benchmarks.learner.arms import SIZES, make_trajectories
 from learner.settings.algorithm import AlgorithmConfig
-from learner.update.batching import make_batch, make_micro_batches
+from learner.update.batching.batch import make_batch
+from learner.update.batching.cutting import make_micro_batches
 from learner.update.credit_assignment import assign_credit
 from learner.update.objective import Adaptive, Tokens, make_objective
 from learner.update.target_logp import target_logp

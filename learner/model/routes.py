@@ -28,7 +28,7 @@ SMALL = 256
 
 
 class Routed(Protocol):
-    """The part of `learner.update.batching.MicroBatch` that says which tokens of the batch are computed where."""
+    """The part of `learner.update.batching` `MicroBatch` that says which tokens of the batch are computed where."""
 
     @property
     def token_ids(self) -> Int64s: ...

@@ -1,8 +1,7 @@
 """The learner's update: trajectories in, new weights out.
 
 - `engine`: the entry point; `updater`: one update on one rank; `outcome`, `report`: what an update did.
-- `credit_assignment`, `estimates`: rewards to advantages. `batching`, `packing`: trajectories to
-  micro-batches. `sharing`: rows in which the shared beginning of several trajectories appears once.
+- `credit_assignment`, `estimates`: rewards to advantages. `batching`: trajectories to micro-batches.
 - `scores`, `objective`, `adaptive`: the objective, put together from `learner.algorithms`.
 - `policy`, `target_logp`, `critic`, `frozen`: the models. `deepspeed_zero`, `ranks`, `cpu`: the machinery.
 """

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learner.update.batching import MicroBatch
+from learner.update.batching.micro_batch import MicroBatch
 from learner.update.policy import decoder_inputs, make_value_head, micro_batch_inputs, without_dropout
 
 

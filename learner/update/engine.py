@@ -33,7 +33,7 @@ from learner.trajectory import Trajectory
 from learner.update import deepspeed_zero as zero
 from learner.update import ranks
 from learner.update.adaptive import first_state, reference_policies
-from learner.update.batching import Batch, make_batch
+from learner.update.batching.batch import Batch, make_batch
 from learner.update.cpu import keep_freed_memory, use_float_attention
 from learner.update.credit_assignment import TokenAdvantages, assign_credit
 from learner.update.critic import load_critic

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from learner.algorithms.ratios import LOG_RATIO_LIMIT
 from learner.trajectory import Trajectory
-from learner.update.batching import Batch
+from learner.update.batching.batch import Batch
 from learner.update.credit_assignment import Estimates, TokenAdvantages
 
 REMEMBERED = 65536

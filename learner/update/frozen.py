@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from learner.update.batching import MicroBatch
+from learner.update.batching.micro_batch import MicroBatch
 from learner.update.policy import PolicyModule, micro_batch_inputs
 from protocol.whole_files import whole_file
 

@@ -13,7 +13,7 @@ from learner.algorithms.clipping import BalancedBounds
 from learner.algorithms.ratios import importance_ratio
 from learner.settings.surrogates import Centre
 from learner.update.adaptive import AdaptiveState
-from learner.update.batching import MicroBatch
+from learner.update.batching.micro_batch import MicroBatch
 from learner.update.deepspeed_zero import OptimizerStep, sum_over_ranks
 from learner.update.objective import Adaptive, Diagnostics
 

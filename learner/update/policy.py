@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from learner.errors import NoisyModel
 from learner.model.lora import add_adapters
 from learner.settings.lora import LoraConfig
-from learner.update.batching import MicroBatch
-from learner.update.sharing import tree_attention, tree_row
+from learner.update.batching.micro_batch import MicroBatch
+from learner.update.batching.sharing import tree_attention, tree_row
 from learner.update.target_logp import Head, logits_after_head, select, target_logp
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from learner.config import LearnerConfig
 from learner.errors import HostsDiffer
-from learner.update.batching import Batch, BatchBranches
+from learner.update.batching.batch import Batch, BatchBranches
 from protocol.codec import pack_arrays, unpack_arrays
 from protocol.messages import ArraySpec
 

@@ -13,9 +13,9 @@ from learner.algorithms.ratios import effective_sample_size, importance_ratio
 from learner.algorithms.regularisers import kl_k3
 from learner.algorithms.values import explained_variance
 from learner.trajectory import Trajectory
-from learner.update.batching import Batch
+from learner.update.batching.batch import Batch
+from learner.update.batching.packing import padding_fraction
 from learner.update.outcome import UpdateOutcome
-from learner.update.packing import padding_fraction
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,10 @@ from learner.update.adaptive import (
     state_at,
     total_optimizer_steps,
 )
-from learner.update.batching import Batch, MicroBatch, make_micro_batches
+from learner.update.batching.batch import Batch
+from learner.update.batching.cutting import make_micro_batches
+from learner.update.batching.micro_batch import MicroBatch
+from learner.update.batching.packing import ON_CPU, ON_GPU, deal_mini_batches
 from learner.update.critic import critic_inputs
 from learner.update.deepspeed_zero import accumulation, finish_step, sum_over_ranks
 from learner.update.frozen import FrozenPolicy
@@ -43,7 +46,6 @@ from learner.update.objective import (
     proximal_logp,
 )
 from learner.update.outcome import TokenRecorder, UpdateOutcome
-from learner.update.packing import ON_CPU, ON_GPU, deal_mini_batches
 from learner.update.policy import Outputs, micro_batch_inputs
 from learner.update.scores import Scores, score_mini_batches
 

@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from learner.algorithms.routes import replayed_weights
 from learner.errors import RoutesUnknown
 from learner.model.routes import RouteReplay
-from learner.update.batching import make_micro_batches
-from learner.update.packing import ON_GPU
+from learner.update.batching.cutting import make_micro_batches
+from learner.update.batching.packing import ON_GPU
 from tests.integration.learner.tiny_mixture import CHOSEN, EXPERTS, LAYERS, tiny_mixture
 from tests.integration.learner.tiny_qwen3 import tiny_model
 from tests.trajectories import batch_of, make_batch_of_groups

@@ -21,7 +21,7 @@ from benchmarks.learner.arms import (
 from benchmarks.learner.profile import flame_graph, sample
 from benchmarks.learner.program import learner_config, plan, spread, table
 from learner.config import LearnerConfig
-from learner.update.batching import make_batch
+from learner.update.batching.batch import make_batch
 from learner.update.credit_assignment import assign_credit
 from learner.update.engine import TrainingEngine
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from learner.errors import StaleTokens
-from learner.update.batching import make_micro_batches
-from learner.update.packing import (
+from learner.update.batching.cutting import make_micro_batches
+from learner.update.batching.packing import (
     MOST_PADDING,
     ON_CPU,
     ON_GPU,

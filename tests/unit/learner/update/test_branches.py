@@ -11,7 +11,7 @@ from hypothesis import given
 from learner.branches import branches_of, ends_of, starts_of
 from learner.errors import BrokenTrajectory
 from learner.metrics import rollout_metrics
-from learner.update.batching import make_micro_batches
+from learner.update.batching.cutting import make_micro_batches
 from learner.update.policy import PolicyModule, micro_batch_inputs
 from learner.update.ranks import RunUpdate, decode_batch, encode_batch
 from protocol.messages import Turn
