@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from envs.base import Split
-from learner.config import EvaluationConfig
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
+from learner.settings.evaluation import EvaluationConfig
 from learner.units import Unit
 from protocol.messages import Task
 
