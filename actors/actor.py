@@ -19,17 +19,11 @@ from actors.uplink.leased_episodes import LeasedEpisodes
 from actors.uplink.segment_sender import SegmentSender
 from envs.base import Suite
 from protocol.link import AsyncLink
-from protocol.messages import (
-    AnyMessage,
-    CancelTask,
-    Drain,
-    Generators,
-    Hello,
-    LeaseTask,
-    Refused,
-    SegmentAck,
-    SegmentCredit,
-)
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.generators import Generators
+from protocol.messages.peers import Drain, Hello, Refused
+from protocol.messages.segments import SegmentAck, SegmentCredit
+from protocol.messages.tasks import CancelTask, LeaseTask
 from protocol.session import Progress
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from actors.segments import Closing
 from envs.agent.requests import HasRequests
 from envs.base import CodeCaller, Env, Suite
 from protocol.failures import describe
-from protocol.messages import LeaseTask
+from protocol.messages.tasks import LeaseTask
 
 
 @dataclass(frozen=True)

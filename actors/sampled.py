@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from protocol.arrays import Arrays, Float32s, Int32s
-from protocol.messages import KvPolicy
+from protocol.messages.fields import KvPolicy
 
 FinishReason = Literal["", "stop", "length", "abort"]
 """Reason why an answer ended; "" while it goes on."""

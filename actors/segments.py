@@ -18,16 +18,9 @@ from msgspec.structs import replace
 
 from actors.sampled import Sampled
 from protocol.arrays import TOKEN_ARRAYS, Arrays, SegmentArrays
-from protocol.messages import (
-    Failure,
-    KvPolicy,
-    Reward,
-    Segment,
-    Task,
-    TrajectoryStatus,
-    Turn,
-    TurnMark,
-)
+from protocol.messages.fields import KvPolicy, TrajectoryStatus
+from protocol.messages.segments import Failure, Reward, Segment, Turn, TurnMark
+from protocol.messages.tasks import Task
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 
 from actors.errors import ActorError, PrefixDiverged
 from envs.base import ChatMessage
-from protocol.messages import Task, TaskStart
+from protocol.messages.tasks import Task, TaskStart
 
 
 class RepeatedTurn(NamedTuple):
@@ -49,7 +49,7 @@ def repeated_turns(start: TaskStart) -> list[RepeatedTurn]:
         ActorError: the prefix has a different form.
 
     Example:
-        >>> from protocol.messages import Turn
+        >>> from protocol.messages.segments import Turn
         >>> turns = [Turn(0, 0, 1, False), Turn(1, 1, 2, True), Turn(2, 2, 3, False)]
         >>> ids = np.array([5, 6, 7], "<i4").tobytes()
         >>> [turn.token_ids for turn in repeated_turns(TaskStart(token_ids=ids, turns=turns, parent="1g17.0.0"))]

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from broker.core.state import Send
 from protocol.codec import Buffer, encode, encode_delivery
-from protocol.messages import AnyMessage, Deliver
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.delivery import Deliver
 
 
 class Encoder:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from broker.errors import NameInUse, WrongKey
-from protocol.messages import AnyMessage, Hello
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.peers import Hello
 from protocol.security.connections import Connection
 from protocol.security.handshakes import Admission
 from protocol.security.keys import Principal

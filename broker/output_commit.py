@@ -26,7 +26,9 @@ from broker.journal.records import MAX_PAYLOAD_BYTES
 from broker.journal_store import JournalStore
 from broker.recovery import poison_of, recover, snapshot
 from protocol.codec import Buffer
-from protocol.messages import ActorKeys, AnyMessage, Heartbeat, Hello, QueueStats, Refused
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.generators import ActorKeys
+from protocol.messages.peers import Heartbeat, Hello, QueueStats, Refused
 
 log = logging.getLogger(__name__)
 

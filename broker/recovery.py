@@ -17,7 +17,8 @@ from broker.journal.journal import JournalError, Kind, Place, Record, unpack_seg
 from broker.journal_store import JournalStore
 from protocol.codec import decode_payload, decode_segment
 from protocol.errors import ProtocolError
-from protocol.messages import DeliveryUnit, Hello
+from protocol.messages.fields import DeliveryUnit
+from protocol.messages.peers import Hello
 from protocol.names import SegmentKey
 
 log = logging.getLogger(__name__)

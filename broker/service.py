@@ -29,7 +29,8 @@ from broker.status import prometheus, status
 from protocol.codec import Buffer, decode
 from protocol.envelopes import open_envelope
 from protocol.errors import LimitExceeded, LinkDown, ProtocolError
-from protocol.messages import MAX_ITEMS, Goodbye, Hello, Refused
+from protocol.messages.fields import MAX_ITEMS
+from protocol.messages.peers import Goodbye, Hello, Refused
 from protocol.security.addresses import check_endpoint, split_address
 from protocol.security.connections import Connection
 from protocol.security.guard import Guard, GuardedSocket

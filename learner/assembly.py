@@ -9,7 +9,7 @@ from learner.branches import starts_of
 from learner.errors import BrokenTrajectory
 from learner.trajectory import Trajectory
 from protocol.arrays import TOKEN_ARRAYS, Arrays, SegmentArrays
-from protocol.messages import Segment, Turn
+from protocol.messages.segments import Segment, Turn
 
 
 def assemble(segments: Sequence[SegmentArrays]) -> Trajectory:

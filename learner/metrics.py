@@ -18,7 +18,7 @@ from learner.samples.sample import Sample
 from learner.samples.show import markdown_table
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, describe
-from protocol.messages import Failure
+from protocol.messages.segments import Failure
 from protocol.whole_files import write_whole
 
 MAX_REWARDS = 16

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.branches import Branch, branches_of, ends_of
-from protocol.messages import Failure, KvPolicy, Purpose, Reward, TrajectoryStatus, Turn, TurnMark
+from protocol.messages.fields import KvPolicy, Purpose, TrajectoryStatus
+from protocol.messages.segments import Failure, Reward, Turn, TurnMark
 
 
 @dataclass(frozen=True, eq=False)

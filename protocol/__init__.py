@@ -2,7 +2,7 @@
 
 SPEC.md in this folder is the contract.
 
-- `messages`: one Struct per message; `codec`: messages to frames and back; `envelopes`: several messages in
+- `messages/`: one Struct per message; `codec`: messages to frames and back; `envelopes`: several messages in
   one ZeroMQ message.
 - `session`: a peer's side of the connection, without sockets; `link`, `sockets`: the connection over ZeroMQ.
 - `version_line`: how far two policy versions are apart. `errors`: the tree of errors.

@@ -20,7 +20,11 @@ from numpy.typing import NDArray
 
 from protocol.arrays import ITEM_BYTES, Arrays, SegmentArrays
 from protocol.errors import LimitExceeded, Malformed, VersionMismatch
-from protocol.messages import MAX_ARRAYS, AnyMessage, ArraySpec, Deliver, Segment
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.array_specs import ArraySpec
+from protocol.messages.delivery import Deliver
+from protocol.messages.fields import MAX_ARRAYS
+from protocol.messages.segments import Segment
 
 MAJOR, MINOR = 4, 3
 PRELUDE = b"OB" + bytes((MAJOR, MINOR))
@@ -173,7 +177,7 @@ def decode(frames: Sequence[Buffer]) -> tuple[AnyMessage, Sequence[Buffer]]:
         VersionMismatch, LimitExceeded, Malformed: the text says where the message is wrong.
 
     Example:
-        >>> from protocol.messages import TaskCredit
+        >>> from protocol.messages.tasks import TaskCredit
         >>> decode(encode(TaskCredit(tasks=3)))
         (TaskCredit(tasks=3, void=False), [])
     """

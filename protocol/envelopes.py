@@ -17,7 +17,7 @@ import msgspec
 
 from protocol.codec import MAX_FRAMES, MAX_HEADER_BYTES, PRELUDE, Buffer, check_frames, decode, short_error
 from protocol.errors import Malformed, ProtocolError
-from protocol.messages import AnyMessage
+from protocol.messages.any_message import AnyMessage
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,8 @@ def enclose(messages: Sequence[Sequence[Buffer]], *, addressed: bool = False) ->
 
     Example:
         >>> from protocol.codec import decode, encode
-        >>> from protocol.messages import Drain, TaskCredit
+        >>> from protocol.messages.peers import Drain
+        >>> from protocol.messages.tasks import TaskCredit
         >>> [envelope] = enclose([encode(TaskCredit(tasks=3)), encode(Drain())])
         >>> [decode(one)[0] for one in open_envelope(envelope)]
         [TaskCredit(tasks=3, void=False), Drain(reason='')]

@@ -15,7 +15,8 @@ import zmq
 from protocol.codec import Buffer, Frames, encode
 from protocol.envelopes import enclose, messages_in
 from protocol.errors import LinkDown
-from protocol.messages import AnyMessage, Goodbye, Heartbeat, Hello, Refused, Welcome
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.peers import Goodbye, Heartbeat, Hello, Refused, Welcome
 from protocol.security.client import ClientKeys, HandshakeWatch
 from protocol.session import Progress, Session
 from protocol.sockets import AsyncSocket, dealer

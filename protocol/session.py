@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from protocol.codec import MINOR
-from protocol.messages import AnyMessage, Heartbeat, Hello, Refused, Welcome
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.peers import Heartbeat, Hello, Refused, Welcome
 
 HELLO_RETRY_S = 1.0
 MISSED_BEATS = 5
@@ -23,7 +24,7 @@ SHORTEST_BEAT_S, LONGEST_BEAT_S = 0.01, 600.0
 
 @dataclass(frozen=True)
 class Progress:
-    """The content of a heartbeat; see `protocol.messages.Heartbeat`."""
+    """The content of a heartbeat; see `protocol.messages.peers.Heartbeat`."""
 
     progress: float = 0.0
     busy: bool = False

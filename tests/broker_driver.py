@@ -8,23 +8,11 @@ from broker.journal.journal import Journal
 from broker.journal_store import JournalStore
 from broker.recovery import recover, snapshot
 from protocol.codec import decode, encode, encode_arrays
-from protocol.messages import (
-    Checkpointed,
-    Commit,
-    Deliver,
-    DeliveryCredit,
-    Dropped,
-    Heartbeat,
-    Hello,
-    LeaseTask,
-    PublishWeights,
-    PutTasks,
-    Segment,
-    SegmentAck,
-    SegmentCredit,
-    Task,
-    TaskCredit,
-)
+from protocol.messages.delivery import Checkpointed, Commit, Deliver, DeliveryCredit, Dropped
+from protocol.messages.peers import Heartbeat, Hello
+from protocol.messages.segments import Segment, SegmentAck, SegmentCredit
+from protocol.messages.tasks import LeaseTask, PutTasks, Task, TaskCredit
+from protocol.messages.weights import PublishWeights
 
 
 def config(**settings):

@@ -8,7 +8,8 @@ import msgspec
 
 from actors.errors import EnvironmentFailed
 from envs.base import StepResult
-from protocol.messages import MAX_ITEMS, MAX_NAME, Reward
+from protocol.messages.fields import MAX_ITEMS, MAX_NAME
+from protocol.messages.segments import Reward
 
 MAX_INFO_BYTES = 32_768
 

@@ -10,7 +10,7 @@ from actors.errors import ActorError
 from actors.generator_client.turn_request import TurnRequest
 from actors.sampled import Sampled
 from actors.stop_strings import find_stop, stopped_at
-from protocol.messages import Task
+from protocol.messages.tasks import Task
 
 
 class Policy(Protocol):

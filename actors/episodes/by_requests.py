@@ -16,7 +16,7 @@ from actors.errors import ActorError, EnvironmentFailed
 from envs.agent.requests import HasRequests, PolicyRequest, RequestNews, in_order
 from envs.base import StepResult, TurnFacts
 from protocol.arrays import SegmentArrays
-from protocol.messages import TrajectoryStatus
+from protocol.messages.fields import TrajectoryStatus
 
 LOOK_S = 2.0
 """Time after which the environment is asked anew for news while answers are sampled."""

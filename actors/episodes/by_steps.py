@@ -17,7 +17,7 @@ from actors.segments import Closing
 from actors.start import check_repeated, check_room, repeated_turns, with_note
 from envs.base import Env, HasRefusal, HasTools, HasTurnFacts, HasTurnLimit, StepResult, ToolSchema, TurnFacts
 from protocol.arrays import SegmentArrays
-from protocol.messages import TrajectoryStatus
+from protocol.messages.fields import TrajectoryStatus
 
 
 class StepPlay:

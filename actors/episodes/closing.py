@@ -7,7 +7,8 @@ from actors.environments.results import bounded, checked_hints
 from actors.errors import ActorError
 from actors.segments import Closing
 from envs.base import StepResult
-from protocol.messages import Task, TrajectoryStatus
+from protocol.messages.fields import TrajectoryStatus
+from protocol.messages.tasks import Task
 
 
 def closing_of(

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 from actors.episodes.turn_tree import TurnTree
 from envs.base import ChatMessage, ToolSchema
-from protocol.messages import Sampling
+from protocol.messages.tasks import Sampling
 
 
 class Text(Protocol):

@@ -7,7 +7,7 @@ from actors.episodes.clock import EpisodeClock
 from actors.episodes.conversation import Conversations
 from actors.episodes.env_calls import EnvCalls
 from actors.episodes.segment_stream import SegmentStream
-from protocol.messages import Task
+from protocol.messages.tasks import Task
 
 
 @dataclass(frozen=True)

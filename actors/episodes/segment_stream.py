@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from actors.episodes.clock import EpisodeClock
 from actors.segments import SegmentCutter
 from protocol.arrays import SegmentArrays
-from protocol.messages import Task
+from protocol.messages.tasks import Task
 
 Emit = Callable[[Sequence[SegmentArrays]], Awaitable[None]]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
 from protocol.arrays import SegmentArrays
-from protocol.messages import Reward
+from protocol.messages.segments import Reward
 
 
 @dataclass
@@ -41,7 +41,7 @@ class TurnLine:
 
     Example:
         >>> import numpy as np
-        >>> from protocol.messages import Task
+        >>> from protocol.messages.tasks import Task
         >>> def some(n): return Sampled(np.full(n, n, "i4"), np.zeros(n, "f4"), np.zeros(n, "i4"))
         >>> line = TurnLine(SegmentCutter(Task(task_id="t", env="e", group_id="g", group_size=1), "t.0", 64))
         >>> line.add(0, [8], after=-1); line.add(1, [9, 9], after=-1)

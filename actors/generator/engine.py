@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from actors.sampled import Sampled
-from protocol.messages import KvPolicy
+from protocol.messages.fields import KvPolicy
 from protocol.weights.format import Manifest
 
 

@@ -26,7 +26,11 @@ from actors.generator.serving import Serving
 from actors.generator.weights.staging import Announced, NewestWins, Stage
 from actors.generator.weights.updater import WeightUpdater
 from protocol.link import AsyncLink
-from protocol.messages import MAX_PATIENCE_S, ActorKeys, AnyMessage, Drain, Hello, Refused, WeightsReady
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.fields import MAX_PATIENCE_S
+from protocol.messages.generators import ActorKeys
+from protocol.messages.peers import Drain, Hello, Refused
+from protocol.messages.weights import WeightsReady
 from protocol.session import Progress
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import numpy as np
 from protocol.arrays import Int32s
 from protocol.codec import Buffer, unpack_arrays
 from protocol.errors import Malformed
-from protocol.messages import Generate
+from protocol.messages.generators import Generate
 
 HOLD_TIMEOUT_S = 300.0
 """Longest wait of a request for a policy version. In lockstep it waits for a learner step and an evaluation."""

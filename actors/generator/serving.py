@@ -17,7 +17,9 @@ from actors.sampled import Sampled, nothing
 from protocol.codec import Buffer, Frames, decode, encode, encode_arrays
 from protocol.envelopes import open_envelope
 from protocol.errors import Malformed, ProtocolError
-from protocol.messages import Abort, AnyMessage, Chunk, Drain, Generate, Goodbye, Stay
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.generators import Abort, Chunk, Generate, Stay
+from protocol.messages.peers import Drain, Goodbye
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from actors.generator.vllm_settings import engine_arguments, import_vllm, prepar
 from actors.generator.vllm_stats import SchedulerGauges, stat_logger, why_crowded
 from actors.generator.weights.staging import tensor_table
 from actors.sampled import FinishReason, Sampled, nothing
-from protocol.messages import KvPolicy
+from protocol.messages.fields import KvPolicy
 from protocol.weights.format import Manifest
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from actors.sampled import FinishReason, Sampled, nothing
 from protocol.arrays import SAMPLED_ARRAYS, TOKEN_ARRAYS
 from protocol.codec import unpack_arrays
 from protocol.errors import ProtocolError
-from protocol.messages import Chunk
+from protocol.messages.generators import Chunk
 
 FAILURES = ("error", "abort")
 """Finish reasons with which a generator ends an answer before the turn is complete: the request is at fault, or

@@ -11,7 +11,8 @@ import zmq
 
 from protocol.codec import Frames, encode
 from protocol.envelopes import messages_in
-from protocol.messages import Chunk, Drain, GeneratorInfo, Goodbye, Stay
+from protocol.messages.generators import Chunk, GeneratorInfo, Stay
+from protocol.messages.peers import Drain, Goodbye
 from protocol.security.client import ClientKeys, HandshakeWatch
 from protocol.sockets import AsyncSocket, dealer
 
@@ -153,7 +154,7 @@ def order(generators: Iterable[str], place: int) -> dict[str, float]:
 
     Args:
         generators: names of the generators.
-        place: number of the actor among all actors, from 0 on (`protocol.messages.Welcome.place`).
+        place: number of the actor among all actors, from 0 on (`protocol.messages.peers.Welcome.place`).
 
     Example:
         >>> ranks = order(["g0", "g1", "g2", "g3"], place=1)

@@ -15,7 +15,7 @@ from actors.generator_client.turn_request import TurnRequest, generate_message, 
 from actors.sampled import Sampled, nothing
 from protocol.codec import encode
 from protocol.errors import KeysUnusable
-from protocol.messages import Abort, GeneratorInfo
+from protocol.messages.generators import Abort, GeneratorInfo
 
 log = logging.getLogger(__name__)
 

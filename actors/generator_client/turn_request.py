@@ -7,7 +7,8 @@ import numpy as np
 
 from actors.sampled import FinishReason, Sampled
 from protocol.codec import Frames, encode_arrays
-from protocol.messages import Generate, Sampling
+from protocol.messages.generators import Generate
+from protocol.messages.tasks import Sampling
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from protocol.messages import LeaseTask, TaskCredit
+from protocol.messages.tasks import LeaseTask, TaskCredit
 
 REMEMBERED_LEASES = 1_024
 

@@ -10,7 +10,7 @@ from actors.failures import FAILURES
 from actors.uplink.lease_book import LeaseBook
 from actors.uplink.outbox import Outbox
 from protocol.link import AsyncLink
-from protocol.messages import LeaseTask, TaskCredit, TaskRejected
+from protocol.messages.tasks import LeaseTask, TaskCredit, TaskRejected
 
 log = logging.getLogger(__name__)
 

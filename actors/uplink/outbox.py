@@ -4,7 +4,7 @@ from collections import Counter, OrderedDict
 
 from protocol.arrays import SegmentArrays
 from protocol.codec import Frames, encode_arrays
-from protocol.messages import SegmentAck
+from protocol.messages.segments import SegmentAck
 from protocol.names import SegmentKey
 
 

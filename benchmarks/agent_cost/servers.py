@@ -27,7 +27,7 @@ from envs.agent.episode import AgentEpisode
 from envs.base import Suite, TurnFacts
 from envs.registry import make_suite
 from protocol.arrays import SegmentArrays
-from protocol.messages import LeaseTask, Sampling, Task
+from protocol.messages.tasks import LeaseTask, Sampling, Task
 
 CALL = '{{"name":"add","arguments":{{"a":{a},"b":7}}}}'
 ANSWERS = (*(CALL.format(a=turn) for turn in range(TURNS - 1)), "The sum is 19.")

@@ -21,7 +21,7 @@ from broker.config import BrokerConfig
 from broker.service import serve
 from launch.processes.ports import free_port
 from protocol.codec import encode
-from protocol.messages import Heartbeat, Hello
+from protocol.messages.peers import Heartbeat, Hello
 from protocol.security import key_files
 from protocol.security.client import ClientKeys
 from protocol.sockets import dealer

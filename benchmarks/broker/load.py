@@ -18,27 +18,12 @@ import zmq
 
 from protocol.codec import PRELUDE, Buffer, encode, pack_arrays
 from protocol.envelopes import enclose, open_envelope
-from protocol.messages import (
-    AnyMessage,
-    ArraySpec,
-    Checkpointed,
-    Commit,
-    Deliver,
-    DeliveryCredit,
-    Heartbeat,
-    Hello,
-    LeaseTask,
-    PutTasks,
-    Reward,
-    Sampling,
-    Segment,
-    SegmentAck,
-    SegmentCredit,
-    Task,
-    TaskCredit,
-    Turn,
-    Welcome,
-)
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.array_specs import ArraySpec
+from protocol.messages.delivery import Checkpointed, Commit, Deliver, DeliveryCredit
+from protocol.messages.peers import Heartbeat, Hello, Welcome
+from protocol.messages.segments import Reward, Segment, SegmentAck, SegmentCredit, Turn
+from protocol.messages.tasks import LeaseTask, PutTasks, Sampling, Task, TaskCredit
 from protocol.security.client import ClientKeys
 from protocol.sockets import dealer
 

@@ -17,20 +17,11 @@ from broker.journal.files import numbers, read_file
 from broker.journal.records import FoundRecord, Kind, unpack_segment
 from protocol.codec import MAX_BODY_BYTES, PRELUDE, Frames, encode, encode_arrays
 from protocol.link import ThreadLink
-from protocol.messages import (
-    Checkpointed,
-    Commit,
-    Deliver,
-    Goodbye,
-    Hello,
-    LeaseTask,
-    PublishWeights,
-    Refused,
-    Segment,
-    SegmentAck,
-    TaskCredit,
-    Turn,
-)
+from protocol.messages.delivery import Checkpointed, Commit, Deliver
+from protocol.messages.peers import Goodbye, Hello, Refused
+from protocol.messages.segments import Segment, SegmentAck, Turn
+from protocol.messages.tasks import LeaseTask, TaskCredit
+from protocol.messages.weights import PublishWeights
 
 PATIENCE_S = 10.0
 

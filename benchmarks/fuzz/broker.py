@@ -24,7 +24,9 @@ from broker.status import prometheus, status
 from protocol.codec import Buffer, decode, encode, encode_delivery
 from protocol.envelopes import open_envelope
 from protocol.errors import ProtocolError
-from protocol.messages import Commit, Deliver, Hello, PutTasks
+from protocol.messages.delivery import Commit, Deliver
+from protocol.messages.peers import Hello
+from protocol.messages.tasks import PutTasks
 
 MAX_QUEUED_SEGMENTS = 12
 WINDOW = 3

@@ -12,24 +12,12 @@ from benchmarks.fuzz.engine import Choices
 from benchmarks.fuzz.messages import arrays, evaluation, group, plain, segment
 from protocol.codec import encode, encode_arrays
 from protocol.errors import LimitExceeded
-from protocol.messages import (
-    AnyMessage,
-    CancelTask,
-    Checkpointed,
-    Commit,
-    Deliver,
-    DeliveryCredit,
-    DeliveryUnit,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    LeaseTask,
-    PublishWeights,
-    PutTasks,
-    Refused,
-    TaskCredit,
-    TaskRejected,
-)
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.delivery import Checkpointed, Commit, Deliver, DeliveryCredit
+from protocol.messages.fields import DeliveryUnit
+from protocol.messages.peers import Goodbye, Heartbeat, Hello, Refused
+from protocol.messages.tasks import CancelTask, LeaseTask, PutTasks, TaskCredit, TaskRejected
+from protocol.messages.weights import PublishWeights
 
 LEARNERS, ACTORS, GENERATORS = ("L", "M"), ("a", "b", "c"), ("g", "h")
 NAMES = (*LEARNERS, *ACTORS, *GENERATORS, "x", "\udcff")

@@ -26,7 +26,9 @@ from protocol.codec import (
 )
 from protocol.envelopes import MAX_ENCLOSED, enclose, open_envelope
 from protocol.errors import ProtocolError
-from protocol.messages import ArraySpec, Deliver, Segment
+from protocol.messages.array_specs import ArraySpec
+from protocol.messages.delivery import Deliver
+from protocol.messages.segments import Segment
 
 MAX_SPECS = 200
 

@@ -35,7 +35,9 @@ from broker.journal.records import (
 from broker.journal_store import JournalStore
 from broker.recovery import recover, snapshot
 from protocol.codec import encode
-from protocol.messages import DeliveryCredit, Hello, PutTasks
+from protocol.messages.delivery import DeliveryCredit
+from protocol.messages.peers import Hello
+from protocol.messages.tasks import PutTasks
 
 SHARED_MEMORY = Path("/dev/shm")
 NAMES = (

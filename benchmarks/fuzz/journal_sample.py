@@ -12,7 +12,10 @@ from broker.journal.records import file_name
 from broker.journal_store import JournalStore
 from broker.recovery import snapshot
 from protocol.codec import decode, encode, encode_arrays
-from protocol.messages import Commit, DeliveryCredit, Hello, LeaseTask, PublishWeights, PutTasks, TaskCredit
+from protocol.messages.delivery import Commit, DeliveryCredit
+from protocol.messages.peers import Hello
+from protocol.messages.tasks import LeaseTask, PutTasks, TaskCredit
+from protocol.messages.weights import PublishWeights
 
 CONFIG = JournalConfig(sync_interval_s=1e6, file_bytes=4096, keep_bytes=1 << 20, min_free_bytes=0)
 

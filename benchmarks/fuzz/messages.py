@@ -6,42 +6,21 @@ from typing import Any
 import numpy as np
 
 from protocol.codec import Frames, encode, encode_arrays
-from protocol.messages import (
-    Abort,
-    AnyMessage,
-    CancelTask,
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.delivery import (
     Checkpointed,
     CheckpointWanted,
-    Chunk,
     Commit,
     Deliver,
     DeliveryCredit,
-    Drain,
     Dropped,
-    Generate,
-    GeneratorInfo,
-    Generators,
-    Goodbye,
-    Heartbeat,
     Held,
-    Hello,
-    LeaseTask,
-    PublishWeights,
-    PutTasks,
-    QueueStats,
-    Refused,
-    Reward,
-    Sampling,
-    Segment,
-    SegmentAck,
-    SegmentCredit,
-    Task,
-    TaskCredit,
-    TaskRejected,
-    Turn,
-    WeightsReady,
-    Welcome,
 )
+from protocol.messages.generators import Abort, Chunk, Generate, GeneratorInfo, Generators
+from protocol.messages.peers import Drain, Goodbye, Heartbeat, Hello, QueueStats, Refused, Welcome
+from protocol.messages.segments import Reward, Segment, SegmentAck, SegmentCredit, Turn
+from protocol.messages.tasks import CancelTask, LeaseTask, PutTasks, Sampling, Task, TaskCredit, TaskRejected
+from protocol.messages.weights import PublishWeights, WeightsReady
 
 
 def group(name: str, size: int = 2, **fields: Any) -> list[Task]:

@@ -11,7 +11,8 @@ from benchmarks.fuzz.engine import HOSTILE_FLOATS, HOSTILE_INTS, Choices, hostil
 from benchmarks.fuzz.messages import plain
 from protocol.codec import PRELUDE, decode, encode
 from protocol.errors import ProtocolError
-from protocol.messages import LARGEST_VERSION, Heartbeat, Hello, Refused, Welcome
+from protocol.messages.fields import LARGEST_VERSION
+from protocol.messages.peers import Heartbeat, Hello, Refused, Welcome
 from protocol.session import Progress, Session
 
 MESSAGES = plain()

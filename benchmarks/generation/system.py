@@ -20,15 +20,9 @@ from envs.config import EnvConfig
 from launch.processes.ports import free_port
 from protocol.codec import decode_delivery
 from protocol.link import ThreadLink
-from protocol.messages import (
-    Commit,
-    Deliver,
-    DeliveryCredit,
-    Hello,
-    PutTasks,
-    Sampling,
-    Task,
-)
+from protocol.messages.delivery import Commit, Deliver, DeliveryCredit
+from protocol.messages.peers import Hello
+from protocol.messages.tasks import PutTasks, Sampling, Task
 
 RUN = "benchmark"
 ENV = "benchmarks.envs.random_prompt:PromptSuite"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from learner.trajectory import Trajectory
-from protocol.messages import Reward, Turn
+from protocol.messages.segments import Reward, Turn
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from envs.registry import make_suite
 from learner.assembly import assemble
 from learner.trajectory import Trajectory
 from protocol.arrays import SegmentArrays
-from protocol.messages import LeaseTask, Sampling, Task
+from protocol.messages.tasks import LeaseTask, Sampling, Task
 
 TEMPLATE = Path(__file__).parents[2] / "tests" / "chat_templates" / "qwen3.jinja"
 EXPECTED = {

@@ -17,7 +17,7 @@ from learner.update.credit_assignment import assign_credit
 from learner.update.objective import Adaptive, Tokens, make_objective
 from learner.update.target_logp import target_logp
 from protocol.codec import decode, encode_arrays, unpack_arrays
-from protocol.messages import Reward, Segment, Turn
+from protocol.messages.segments import Reward, Segment, Turn
 
 TOKENS = 1024
 TARGETS, WIDTH, VOCABULARY = 128, 64, 4096

@@ -12,7 +12,8 @@ from broker.core.records import TaskRecord
 from broker.core.state import BrokerState
 from protocol import names
 from protocol.codec import Buffer
-from protocol.messages import CancelTask, LeaseTask, Segment, SegmentAck, SegmentCredit, TaskRejected
+from protocol.messages.segments import Segment, SegmentAck, SegmentCredit
+from protocol.messages.tasks import CancelTask, LeaseTask, TaskRejected
 from protocol.session import MISSED_BEATS
 
 Judgement = tuple[Literal["stored", "duplicate", "refused"], str]

@@ -8,7 +8,10 @@ from broker.core.ledger import Ledger
 from broker.core.records import GroupRecord, Outcome, StoredSegment, TrajectoryRecord, Unit
 from broker.core.store import SegmentStore
 from protocol import names
-from protocol.messages import DeliveryUnit, Dropped, Segment, Task
+from protocol.messages.delivery import Dropped
+from protocol.messages.fields import DeliveryUnit
+from protocol.messages.segments import Segment
+from protocol.messages.tasks import Task
 
 
 class Assembly:

@@ -19,26 +19,13 @@ from broker.core.peers import MAX_PEERS, Peer
 from broker.core.state import BrokerState, Send
 from broker.core.store import MemoryStore, SegmentStore
 from protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES, Buffer
-from protocol.messages import (
-    ActorKeys,
-    AnyMessage,
-    Checkpointed,
-    Commit,
-    DeliveryCredit,
-    Drain,
-    Generators,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    PublishWeights,
-    PutTasks,
-    QueueStats,
-    Refused,
-    Segment,
-    TaskCredit,
-    TaskRejected,
-    Welcome,
-)
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.delivery import Checkpointed, Commit, DeliveryCredit
+from protocol.messages.generators import ActorKeys, Generators
+from protocol.messages.peers import Drain, Goodbye, Heartbeat, Hello, QueueStats, Refused, Welcome
+from protocol.messages.segments import Segment
+from protocol.messages.tasks import PutTasks, TaskCredit, TaskRejected
+from protocol.messages.weights import PublishWeights
 from protocol.session import MISSED_BEATS
 
 STATS_S = 1.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.failures import FailureCounts, failure_or_text
-from protocol.messages import Failure, Segment
+from protocol.messages.segments import Failure, Segment
 
 RECENT = 256
 """Number of episodes that ended last, of which `/status` says how many failed."""

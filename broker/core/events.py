@@ -13,7 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from protocol.codec import decode_payload
-from protocol.messages import Hello, Task
+from protocol.messages.peers import Hello
+from protocol.messages.tasks import Task
 
 
 class Event(Struct, tag_field="type", frozen=True, kw_only=True, omit_defaults=True):

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from broker.core.peers import INFO_BYTES, Peer, Peers
-from protocol.messages import GeneratorInfo
+from protocol.messages.generators import GeneratorInfo
 
 MAX_BYTES_S = 64e6
 """Upper limit of the bytes per second that lists of generators take, for all actors together."""
@@ -17,7 +17,7 @@ class GeneratorList:
     changes, and in a small fleet nobody waits. A new policy version of a generator is no change.
 
     Example:
-        >>> from protocol.messages import Hello
+        >>> from protocol.messages.peers import Hello
         >>> peers = Peers(); known = GeneratorList(peers, stall_s=8.0)
         >>> for name in ("g0", "g1"):
         ...     hello = Hello(role="generator", peer=name, incarnation=1, endpoint="tcp://10.0.0.1:1")

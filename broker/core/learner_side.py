@@ -13,20 +13,11 @@ from broker.core.state import BrokerState, goes_back, process
 from broker.core.weights_news import REMIND_S, WeightsNews
 from broker.errors import BrokerError, TryLater
 from protocol.codec import MAX_HEADER_BYTES
-from protocol.messages import (
-    MAX_IDS,
-    Checkpointed,
-    CheckpointWanted,
-    Commit,
-    Deliver,
-    Dropped,
-    Held,
-    Hello,
-    PublishWeights,
-    PutTasks,
-    Refused,
-    Task,
-)
+from protocol.messages.delivery import Checkpointed, CheckpointWanted, Commit, Deliver, Dropped, Held
+from protocol.messages.fields import MAX_IDS
+from protocol.messages.peers import Hello, Refused
+from protocol.messages.tasks import PutTasks, Task
+from protocol.messages.weights import PublishWeights
 from protocol.version_line import VersionLine
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from protocol.codec import MAX_HEADER_BYTES
 from protocol.gauges import merge_of, tag
-from protocol.messages import GeneratorInfo, Heartbeat, Hello, Role
+from protocol.messages.fields import Role
+from protocol.messages.generators import GeneratorInfo
+from protocol.messages.peers import Heartbeat, Hello
 
 MAX_PEERS = 4_096
 INFO_BYTES = 128
@@ -38,7 +40,7 @@ class Peer:
     task_credit: int = 0
     delivery_credit: int = 0
     place: int = 0
-    """Number of an actor among the connected actors, see `protocol.messages.Welcome`."""
+    """Number of an actor among the connected actors, see `protocol.messages.peers.Welcome`."""
 
     @property
     def name(self) -> str:

@@ -6,7 +6,8 @@ from msgspec import Struct, field
 
 from protocol import names
 from protocol.codec import MAX_FRAMES, MAX_MESSAGE_BYTES
-from protocol.messages import Purpose, Task
+from protocol.messages.fields import Purpose
+from protocol.messages.tasks import Task
 from protocol.names import SegmentKey
 
 ENVELOPE_BYTES = 64 * 1024

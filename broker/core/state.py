@@ -31,7 +31,11 @@ from broker.core.tasks import TaskQueue
 from broker.errors import StateBroken
 from protocol import names
 from protocol.codec import Buffer
-from protocol.messages import AnyMessage, CancelTask, Dropped, Hello, Refused, Segment, Task
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.delivery import Dropped
+from protocol.messages.peers import Hello, Refused
+from protocol.messages.segments import Segment
+from protocol.messages.tasks import CancelTask, Task
 from protocol.version_line import VersionLine
 
 TOO_LATE = "the deadline of its group has passed"

@@ -7,7 +7,7 @@ from typing import TypeVar
 from broker.core.ledger import Ledger
 from broker.core.recent import Recent
 from broker.core.records import TaskLease, TaskRecord
-from protocol.messages import Task
+from protocol.messages.tasks import Task
 
 REMEMBERED_TASKS = 131_072
 """Number of tasks that are over whose ids are kept, to recognise PutTasks and segments that come twice."""

@@ -4,7 +4,8 @@ from itertools import islice
 
 from broker.core.peers import Peer
 from broker.core.state import BrokerState
-from protocol.messages import MAX_SOURCES, WeightsReady
+from protocol.messages.fields import MAX_SOURCES
+from protocol.messages.weights import WeightsReady
 
 REMIND_S = 5.0
 

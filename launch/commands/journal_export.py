@@ -14,7 +14,7 @@ from launch.errors import LaunchError
 from protocol.arrays import Arrays
 from protocol.codec import decode_segment, unpack_arrays
 from protocol.errors import ProtocolError
-from protocol.messages import Reward, Segment, TurnMark
+from protocol.messages.segments import Reward, Segment, TurnMark
 from protocol.weights.format import layout
 from protocol.whole_files import whole_file
 

@@ -12,7 +12,10 @@ from launch.errors import RecordingError
 from learner.retrain.recorded import RecordedStep, RecordedUnit
 from protocol import names
 from protocol.codec import decode_segment
-from protocol.messages import Deliver, Hello, Segment, Task
+from protocol.messages.delivery import Deliver
+from protocol.messages.peers import Hello
+from protocol.messages.segments import Segment
+from protocol.messages.tasks import Task
 from protocol.names import SegmentKey
 
 Forks = tuple[tuple[int, int], ...]
@@ -44,7 +47,7 @@ class Recording:
 
     folder: Path
     unit: str = "group"
-    """Kind of unit that the broker delivered, see `protocol.messages.Hello.deliver`."""
+    """Kind of unit that the broker delivered, see `protocol.messages.peers.Hello.deliver`."""
     batches: dict[int, RecordedBatch] = field(default_factory=dict)
     """Batches by step."""
     places: dict[SegmentKey, Place] = field(default_factory=dict)

@@ -12,7 +12,8 @@ from actors.errors import ActorError
 from actors.generator_client.pool import GeneratorPool
 from actors.generator_client.turn_request import TurnRequest
 from launch.errors import LaunchError
-from protocol.messages import GeneratorInfo, Sampling
+from protocol.messages.generators import GeneratorInfo
+from protocol.messages.tasks import Sampling
 
 NO_STOP = (2_000_000_000,)
 """A token past every vocabulary, so that answers end by their length alone."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from protocol.messages import MAX_PATIENCE_S
+from protocol.messages.fields import MAX_PATIENCE_S
 
 SLOWEST_BYTES_PER_S = 50e6
 """Rate of a disk that is expected before any write was measured, for example one that is reached over a network."""
@@ -41,7 +41,7 @@ class WritePatience:
 
     @contextmanager
     def writing(self, nbytes: int) -> Iterator[None]:
-        """Be patient with a write of so many bytes, for at most `protocol.messages.MAX_PATIENCE_S`."""
+        """Be patient with a write of so many bytes, for at most `protocol.messages.fields.MAX_PATIENCE_S`."""
         began = self._clock()
         slowest = max(1 / SLOWEST_BYTES_PER_S, SLOWER * self._slowest_s_per_byte)
         self.patience_s = min(MAX_PATIENCE_S, nbytes * slowest)

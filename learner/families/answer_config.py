@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from protocol.messages import MAX_TEXT
+from protocol.messages.fields import MAX_TEXT
 from protocol.section import Section
 
 MAX_FRAME = MAX_TEXT // 4

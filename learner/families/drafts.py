@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from learner.families.family import ChildTask, Settled, TaskFamily
 from learner.families.family_config import DRAFT, DraftFamily
 from learner.trajectory import Trajectory
-from protocol.messages import MAX_TEXT
+from protocol.messages.fields import MAX_TEXT
 
 AnswerText = Callable[[Sequence[int]], str]
 """Turns token ids into text, without special tokens."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from learner.families.family import ChildTask, Settled, TaskFamily
 from learner.families.family_config import HINT, GuidedFamily, HintFamily, RetryFamily
 from learner.trajectory import Trajectory
-from protocol.messages import MAX_TEXT
+from protocol.messages.fields import MAX_TEXT
 
 UNHINTED, REPLACED = "unhinted", "replaced"
 """Outcomes of members of groups that a stronger hint replaced, and of a wrong answer that a right one replaced."""

@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from learner.families.drafts import AnswerText, answer_of
 from learner.trajectory import Trajectory
-from protocol.messages import MAX_TEXT
+from protocol.messages.fields import MAX_TEXT
 
 
 def transcript(t: Trajectory, decode: AnswerText) -> str:

@@ -11,17 +11,11 @@ from learner.intake.deliveries import receive
 from learner.intake.intake import Intake
 from learner.intake.task_messages import MINOR_OF_TASK_PARTS, is_newer, messages_of, refuse_older_broker
 from protocol.link import ThreadLink
-from protocol.messages import (
-    AnyMessage,
-    CheckpointWanted,
-    Deliver,
-    DeliveryCredit,
-    Drain,
-    Held,
-    PublishWeights,
-    Refused,
-    Task,
-)
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.delivery import CheckpointWanted, Deliver, DeliveryCredit, Held
+from protocol.messages.peers import Drain, Refused
+from protocol.messages.tasks import Task
+from protocol.messages.weights import PublishWeights
 
 log = logging.getLogger(__name__)
 

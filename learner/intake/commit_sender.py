@@ -7,7 +7,7 @@ from learner.config import LearnerConfig
 from learner.intake.intake import Intake
 from learner.units import Unit
 from protocol.link import ThreadLink
-from protocol.messages import Checkpointed, Commit
+from protocol.messages.delivery import Checkpointed, Commit
 
 log = logging.getLogger(__name__)
 

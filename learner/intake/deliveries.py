@@ -14,7 +14,9 @@ from protocol import names
 from protocol.arrays import SegmentArrays
 from protocol.codec import decode_delivery
 from protocol.errors import ProtocolError
-from protocol.messages import AnyMessage, Deliver, Dropped, QueueStats
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.delivery import Deliver, Dropped
+from protocol.messages.peers import QueueStats
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from learner.settings.evaluation import EvaluationConfig
 from learner.trajectory import Trajectory
 from learner.units import Unit
 from protocol.link import ThreadLink
-from protocol.messages import PublishWeights, Task
+from protocol.messages.tasks import Task
+from protocol.messages.weights import PublishWeights
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from learner.intake.unit_commits import UnitCommits
 from learner.trajectory import Trajectory
 from learner.units import Counts, Unit, newest_version
 from protocol import names
-from protocol.messages import Commit, Task
+from protocol.messages.delivery import Commit
+from protocol.messages.tasks import Task
 from protocol.version_line import VersionLine
 
 SAMPLED = "generator/tokens_total"

@@ -10,7 +10,8 @@ from learner.config import LearnerConfig
 from learner.errors import BrokerRefused
 from protocol.errors import LinkDown
 from protocol.link import ThreadLink
-from protocol.messages import DeliveryUnit, Hello
+from protocol.messages.fields import DeliveryUnit
+from protocol.messages.peers import Hello
 from protocol.session import Progress
 
 JOIN_TIMEOUT_S = 60.0

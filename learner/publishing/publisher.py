@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from learner.errors import NotAnnounced
 from learner.run_files import PublishedVersion, newest_epoch, read_published, weights_folder, write_published
-from protocol.messages import PublishWeights
+from protocol.messages.weights import PublishWeights
 from protocol.private_paths import taken
 from protocol.weights.files import NewVersion
 from protocol.weights.format import retire

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protocol.messages import Deliver, Task
+from protocol.messages.delivery import Deliver
+from protocol.messages.tasks import Task
 
 
 class RecordedUnit(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from protocol.messages import MAX_NAME, MAX_STOPS
+from protocol.messages.fields import MAX_NAME, MAX_STOPS
 from protocol.section import Section
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]

@@ -23,7 +23,7 @@ from learner.config import LearnerConfig
 from learner.errors import HostsDiffer
 from learner.update.batching.batch import Batch, BatchBranches
 from protocol.codec import pack_arrays, unpack_arrays
-from protocol.messages import ArraySpec
+from protocol.messages.array_specs import ArraySpec
 
 COLUMN = "column."
 """Prefix of the arrays that are columns of a batch."""

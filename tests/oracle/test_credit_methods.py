@@ -27,7 +27,7 @@ from learner.settings.advantages import RiskAdvantage
 from learner.units import Unit
 from learner.update.credit_assignment import Estimates, assign_credit
 from learner.update.objective import Adaptive, Tokens, make_objective
-from protocol.messages import Reward, TurnMark
+from protocol.messages.segments import Reward, TurnMark
 from tests.oracle.test_credit_recipes import FILES, firsts_of, gradient, group_of, normal, turns_of
 from tests.trajectories import make_turns
 

@@ -15,7 +15,7 @@ from learner.families.recorded import joined
 from learner.families.refining import refined_advantages, refined_metrics, shown_turns, true_future
 from learner.units import Unit
 from learner.update.credit_assignment import assign_credit
-from protocol.messages import MAX_TEXT
+from protocol.messages.fields import MAX_TEXT
 from tests.oracle.test_credit_recipes import gradient
 from tests.trajectories import make_turns
 

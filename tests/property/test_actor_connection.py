@@ -16,7 +16,7 @@ from actors.config import ActorConfig
 from actors.uplink.leased_episodes import LeasedEpisodes
 from broker.core.tasks import REJECTED_WAIT_S
 from protocol.codec import encode
-from protocol.messages import Hello, Welcome
+from protocol.messages.peers import Hello, Welcome
 from tests.broker_driver import Driver, group, segment_frames
 from tests.property.effort import EFFORT
 

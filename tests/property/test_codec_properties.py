@@ -19,18 +19,10 @@ from protocol.codec import (
 )
 from protocol.envelopes import enclose
 from protocol.errors import Malformed, ProtocolError
-from protocol.messages import (
-    Commit,
-    Heartbeat,
-    Hello,
-    PutTasks,
-    Refused,
-    Reward,
-    Sampling,
-    Segment,
-    Task,
-    Turn,
-)
+from protocol.messages.delivery import Commit
+from protocol.messages.peers import Heartbeat, Hello, Refused
+from protocol.messages.segments import Reward, Segment, Turn
+from protocol.messages.tasks import PutTasks, Sampling, Task
 from tests.hearing import heard
 from tests.property.effort import EFFORT
 

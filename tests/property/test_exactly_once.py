@@ -18,7 +18,8 @@ from learner.config import LearnerConfig
 from learner.families.waiting import WaitingFamilies
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
-from protocol.messages import Dropped, Refused
+from protocol.messages.delivery import Dropped
+from protocol.messages.peers import Refused
 from tests.broker_driver import Driver
 from tests.property.effort import EFFORT
 from tests.unit.learner.test_supply import DELIVER, EPISODES, Supply

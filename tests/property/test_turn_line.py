@@ -8,7 +8,7 @@ from actors.episodes.turn_line import TurnLine
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
 from learner.assembly import assemble
-from protocol.messages import Task
+from protocol.messages.tasks import Task
 
 TASK = Task(task_id="t", env="e", group_id="g", group_size=1)
 

@@ -28,7 +28,7 @@ from actors.generator.http_engine import logprobs_probe
 from actors.generator.http_engine.answers import AnswerStream, choice_in
 from actors.generator.weights.staging import FILE_FORMAT, tensor_table
 from actors.sampled import Sampled
-from protocol.messages import KvPolicy
+from protocol.messages.fields import KvPolicy
 from protocol.weights.format import Manifest
 
 log = logging.getLogger(__name__)

@@ -12,26 +12,11 @@ import zmq
 from launch.tokenizer import make_tokenizer, save_tokenizer
 from protocol.codec import encode, encode_arrays, unpack_arrays
 from protocol.envelopes import messages_in
-from protocol.messages import (
-    Abort,
-    AnyMessage,
-    Chunk,
-    Generate,
-    GeneratorInfo,
-    Generators,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    LeaseTask,
-    Sampling,
-    Segment,
-    SegmentAck,
-    SegmentCredit,
-    Task,
-    TaskCredit,
-    TaskRejected,
-    Welcome,
-)
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.generators import Abort, Chunk, Generate, GeneratorInfo, Generators
+from protocol.messages.peers import Goodbye, Heartbeat, Hello, Welcome
+from protocol.messages.segments import Segment, SegmentAck, SegmentCredit
+from protocol.messages.tasks import LeaseTask, Sampling, Task, TaskCredit, TaskRejected
 from protocol.sockets import AsyncSocket, router
 
 DEADLINE_S = 300.0

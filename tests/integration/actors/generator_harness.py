@@ -15,18 +15,10 @@ from actors.config import GeneratorConfig
 from actors.generator.process import serve_generator
 from protocol.codec import encode, encode_arrays, unpack_arrays
 from protocol.envelopes import messages_in
-from protocol.messages import (
-    Abort,
-    AnyMessage,
-    Chunk,
-    Drain,
-    Generate,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    WeightsReady,
-    Welcome,
-)
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.generators import Abort, Chunk, Generate
+from protocol.messages.peers import Drain, Goodbye, Heartbeat, Hello, Welcome
+from protocol.messages.weights import WeightsReady
 from protocol.sockets import dealer, router
 
 RUN = "test"

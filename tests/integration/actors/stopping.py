@@ -8,7 +8,8 @@ from actors.environments.runner import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.generator_client.pool import GeneratorPool
 from envs.base import StepResult
-from protocol.messages import GeneratorInfo, LeaseTask, Sampling, Task
+from protocol.messages.generators import GeneratorInfo
+from protocol.messages.tasks import LeaseTask, Sampling, Task
 from tests.integration.actors.generator_harness import Running
 from tests.integration.learner.tiny_qwen3 import VOCAB
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from protocol.gauges import ACTOR, ENV
-from protocol.messages import CancelTask, Drain, Refused, Sampling, SegmentCredit
+from protocol.messages.peers import Drain, Refused
+from protocol.messages.segments import SegmentCredit
+from protocol.messages.tasks import CancelTask, Sampling
 from tests.integration.actors.actor_harness import (
     ENV_FILE,
     NotingBroker,

@@ -14,7 +14,8 @@ from actors.generator_client.pool import GeneratorPool
 from actors.generator_client.turn_request import TurnRequest
 from protocol.codec import encode, encode_arrays
 from protocol.envelopes import messages_in
-from protocol.messages import Abort, Chunk, Generate, GeneratorInfo, Sampling
+from protocol.messages.generators import Abort, Chunk, Generate, GeneratorInfo
+from protocol.messages.tasks import Sampling
 from protocol.sockets import AsyncSocket, router
 
 EOS = 0

@@ -21,18 +21,10 @@ from actors.uplink.outbox import Outbox
 from launch.processes.ports import free_ports
 from protocol.codec import decode_delivery
 from protocol.link import ThreadLink
-from protocol.messages import (
-    CancelTask,
-    Checkpointed,
-    Commit,
-    Deliver,
-    DeliveryCredit,
-    Hello,
-    LeaseTask,
-    PutTasks,
-    SegmentAck,
-    SegmentCredit,
-)
+from protocol.messages.delivery import Checkpointed, Commit, Deliver, DeliveryCredit
+from protocol.messages.peers import Hello
+from protocol.messages.segments import SegmentAck, SegmentCredit
+from protocol.messages.tasks import CancelTask, LeaseTask, PutTasks
 from tests.broker_driver import group, segment_frames
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,7 +12,7 @@ from actors.sampled import Sampled
 from benchmarks.harnesses.program import make_renderer
 from envs.registry import make_suite
 from learner.assembly import assemble
-from protocol.messages import LeaseTask, Sampling, Task
+from protocol.messages.tasks import LeaseTask, Sampling, Task
 
 END = "<|im_end|>"
 

@@ -12,7 +12,9 @@ from safetensors.numpy import save_file
 
 from protocol.codec import decode_delivery
 from protocol.link import ThreadLink
-from protocol.messages import Commit, Deliver, DeliveryCredit, Hello, PutTasks
+from protocol.messages.delivery import Commit, Deliver, DeliveryCredit
+from protocol.messages.peers import Hello
+from protocol.messages.tasks import PutTasks
 from protocol.security import key_files
 from tests.integration.actors.actor_harness import ENV_FILE, counting_task, model_folder
 from tests.integration.protocol.encrypted_harness import Broker, until

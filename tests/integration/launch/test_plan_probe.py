@@ -13,7 +13,7 @@ from launch.plan import probe as plan_probe
 from launch.plan.probe import probe
 from protocol.codec import encode_arrays
 from protocol.envelopes import messages_in
-from protocol.messages import Chunk, Generate, GeneratorInfo
+from protocol.messages.generators import Chunk, Generate, GeneratorInfo
 
 TOKEN_S, TURN_S = 0.002, 0.02
 

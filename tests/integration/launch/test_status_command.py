@@ -17,7 +17,7 @@ from launch.cli import main
 from launch.commands.find_run import find
 from launch.errors import ConfigError
 from launch.run_file.load import check
-from protocol.messages import Heartbeat
+from protocol.messages.peers import Heartbeat
 from protocol.security import key_files
 from protocol.security.http_tls import server_context
 from protocol.security.http_token import read_tokens

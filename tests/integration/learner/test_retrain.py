@@ -26,19 +26,11 @@ from learner.retrain.retrain import Unpublished, retrain
 from learner.update.engine import TrainingEngine
 from protocol import names
 from protocol.codec import MINOR, decode, encode_arrays, encode_delivery
-from protocol.messages import (
-    Commit,
-    Deliver,
-    Dropped,
-    Held,
-    Hello,
-    PublishWeights,
-    PutTasks,
-    Reward,
-    Segment,
-    Turn,
-    Welcome,
-)
+from protocol.messages.delivery import Commit, Deliver, Dropped, Held
+from protocol.messages.peers import Hello, Welcome
+from protocol.messages.segments import Reward, Segment, Turn
+from protocol.messages.tasks import PutTasks
+from protocol.messages.weights import PublishWeights
 from tests.integration.learner.tiny_qwen3 import VOCAB, save, tiny_model
 
 # The warning comes from inside torch, when DeepSpeed imports it.

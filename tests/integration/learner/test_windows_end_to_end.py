@@ -13,7 +13,9 @@ from learner.intake.curriculum import Curriculum
 from learner.intake.deliveries import receive
 from learner.intake.intake import Intake
 from protocol.link import AsyncLink
-from protocol.messages import Deliver, DeliveryCredit, Hello, PutTasks
+from protocol.messages.delivery import Deliver, DeliveryCredit
+from protocol.messages.peers import Hello
+from protocol.messages.tasks import PutTasks
 from tests.integration.actors.actor_harness import (
     ENV_FILE,
     ScriptedGenerator,

@@ -13,7 +13,7 @@ import zmq
 from launch.processes.ports import free_ports
 from launch.supervise.broker_status import fetch
 from protocol.codec import encode
-from protocol.messages import Hello, Welcome
+from protocol.messages.peers import Hello, Welcome
 from protocol.security.client import ClientKeys
 from protocol.sockets import dealer
 from tests.hearing import heard

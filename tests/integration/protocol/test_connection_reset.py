@@ -14,7 +14,8 @@ from benchmarks.faults.wire import Proxy
 from protocol.codec import encode
 from protocol.envelopes import messages_in
 from protocol.link import AsyncLink, ThreadLink
-from protocol.messages import DeliveryCredit, Heartbeat, Hello, Welcome
+from protocol.messages.delivery import DeliveryCredit
+from protocol.messages.peers import Heartbeat, Hello, Welcome
 from protocol.sockets import router
 
 HELLO = Hello(role="actor", peer="a", incarnation=1)

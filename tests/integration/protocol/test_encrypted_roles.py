@@ -15,7 +15,8 @@ from launch.processes.ports import free_port
 from protocol.codec import encode
 from protocol.errors import LinkDown
 from protocol.link import AsyncLink, ThreadLink
-from protocol.messages import Goodbye, Heartbeat, Hello, PutTasks, Refused, TaskCredit, Welcome
+from protocol.messages.peers import Goodbye, Heartbeat, Hello, Refused, Welcome
+from protocol.messages.tasks import PutTasks, TaskCredit
 from protocol.security import key_files
 from protocol.security.client import ClientKeys
 from protocol.security.guard import Guard

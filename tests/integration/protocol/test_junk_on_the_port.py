@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from protocol.codec import MAX_BODY_BYTES, PRELUDE, encode
-from protocol.messages import Heartbeat, Hello, Refused, Welcome
+from protocol.messages.peers import Heartbeat, Hello, Refused, Welcome
 from protocol.security import key_files
 from protocol.security.client import ClientKeys
 from tests.integration.protocol.encrypted_harness import Broker, Peer, until

@@ -12,7 +12,8 @@ from actors.config import ActorConfig
 from actors.generator_client.turn_request import TurnRequest
 from actors.uplink import segment_sender
 from actors.uplink.leased_episodes import LeasedEpisodes
-from protocol.messages import CancelTask, LeaseTask, SegmentAck, SegmentCredit, Task, TaskCredit, TaskRejected
+from protocol.messages.segments import SegmentAck, SegmentCredit
+from protocol.messages.tasks import CancelTask, LeaseTask, Task, TaskCredit, TaskRejected
 
 
 class Link:

@@ -11,7 +11,7 @@ from actors.generator_client import pool as module
 from actors.generator_client.pool import GeneratorPool
 from actors.generator_client.turn_request import TurnRequest
 from protocol.codec import decode, encode_arrays
-from protocol.messages import Abort, Chunk, Generate, GeneratorInfo
+from protocol.messages.generators import Abort, Chunk, Generate, GeneratorInfo
 
 EOS = 0
 

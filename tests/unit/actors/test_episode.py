@@ -16,7 +16,7 @@ from actors.sampled import Sampled
 from actors.stop_strings import stopped_at
 from envs.base import StepResult
 from protocol.errors import ProtocolError
-from protocol.messages import LeaseTask, Sampling, Task
+from protocol.messages.tasks import LeaseTask, Sampling, Task
 
 EOS = 0
 

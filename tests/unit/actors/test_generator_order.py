@@ -7,7 +7,8 @@ import pytest
 
 from actors.generator_client.connection import order
 from actors.generator_client.pool import GeneratorPool
-from protocol.messages import GeneratorInfo, Goodbye, Hello, Welcome
+from protocol.messages.generators import GeneratorInfo
+from protocol.messages.peers import Goodbye, Hello, Welcome
 from tests.broker_driver import Driver
 
 

@@ -17,7 +17,8 @@ from actors.generator.weights.updater import WeightUpdater
 from actors.sampled import Sampled
 from protocol.codec import decode, encode, encode_arrays, unpack_arrays
 from protocol.envelopes import enclose
-from protocol.messages import Abort, Drain, Generate
+from protocol.messages.generators import Abort, Generate
+from protocol.messages.peers import Drain
 from protocol.weights.files import write_version
 
 FACTS = ModelFacts(vocab_size=50, eos_ids=[1, 2], shapes={"a": ("F32", (2,))})

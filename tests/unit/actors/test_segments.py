@@ -5,7 +5,8 @@ import pytest
 
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
-from protocol.messages import Reward, Task, Turn
+from protocol.messages.segments import Reward, Turn
+from protocol.messages.tasks import Task
 
 
 def cutter(limit=4):

@@ -7,7 +7,8 @@ from actors.segments import Closing, SegmentCutter
 from actors.uplink.lease_book import LeaseBook
 from actors.uplink.outbox import Outbox
 from protocol.codec import decode
-from protocol.messages import LeaseTask, SegmentAck, Task, TaskCredit
+from protocol.messages.segments import SegmentAck
+from protocol.messages.tasks import LeaseTask, Task, TaskCredit
 
 
 def task(name="t"):

@@ -2,7 +2,9 @@
 
 import pytest
 
-from protocol.messages import CancelTask, DeliveryCredit, Goodbye, Heartbeat, TaskRejected
+from protocol.messages.delivery import DeliveryCredit
+from protocol.messages.peers import Goodbye, Heartbeat
+from protocol.messages.tasks import CancelTask, TaskRejected
 from tests.broker_driver import Driver, evaluation, group, segment_frames
 
 

@@ -7,7 +7,9 @@ from broker.journal.journal import Kind, Place, Record
 from broker.journal_store import JournalStore
 from broker.recovery import recover, snapshot
 from protocol.codec import MAX_HEADER_BYTES, encode
-from protocol.messages import CancelTask, CheckpointWanted, Goodbye, Held, Hello, Refused, Welcome
+from protocol.messages.delivery import CheckpointWanted, Held
+from protocol.messages.peers import Goodbye, Hello, Refused, Welcome
+from protocol.messages.tasks import CancelTask
 from tests.broker_driver import Driver, evaluation, group
 
 

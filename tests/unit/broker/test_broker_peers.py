@@ -1,23 +1,10 @@
 """Test joining, liveness, incarnations, epochs, and the generators' health."""
 
-from protocol.messages import (
-    CancelTask,
-    Commit,
-    DeliveryCredit,
-    Drain,
-    Generators,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    LeaseTask,
-    PublishWeights,
-    PutTasks,
-    QueueStats,
-    Refused,
-    TaskCredit,
-    WeightsReady,
-    Welcome,
-)
+from protocol.messages.delivery import Commit, DeliveryCredit
+from protocol.messages.generators import Generators
+from protocol.messages.peers import Drain, Goodbye, Heartbeat, Hello, QueueStats, Refused, Welcome
+from protocol.messages.tasks import CancelTask, LeaseTask, PutTasks, TaskCredit
+from protocol.messages.weights import PublishWeights, WeightsReady
 from tests.broker_driver import Driver, group
 
 

@@ -11,7 +11,8 @@ from broker.core.state import BrokerState
 from broker.journal.journal import JournalError, Kind
 from broker.journal_store import JournalStore
 from broker.recovery import Snapshot, snapshot
-from protocol.messages import DeliveryCredit, LeaseTask, PutTasks
+from protocol.messages.delivery import DeliveryCredit
+from protocol.messages.tasks import LeaseTask, PutTasks
 from tests.broker_driver import Driver, evaluation, group
 
 

@@ -3,7 +3,10 @@
 import json
 
 from broker.status import prometheus, status
-from protocol.messages import Commit, Failure, Heartbeat, TaskRejected
+from protocol.messages.delivery import Commit
+from protocol.messages.peers import Heartbeat
+from protocol.messages.segments import Failure
+from protocol.messages.tasks import TaskRejected
 from tests.broker_driver import Driver, group
 
 

@@ -3,14 +3,8 @@
 import pytest
 
 from broker.core.actor_side import MAX_FREE_ATTEMPTS
-from protocol.messages import (
-    CancelTask,
-    Goodbye,
-    Heartbeat,
-    Refused,
-    TaskCredit,
-    TaskRejected,
-)
+from protocol.messages.peers import Goodbye, Heartbeat, Refused
+from protocol.messages.tasks import CancelTask, TaskCredit, TaskRejected
 from tests.broker_driver import Driver, evaluation, group
 
 

@@ -3,7 +3,9 @@
 import pytest
 
 from broker import journal_store
-from protocol.messages import DeliveryCredit, LeaseTask, Refused
+from protocol.messages.delivery import DeliveryCredit
+from protocol.messages.peers import Refused
+from protocol.messages.tasks import LeaseTask
 from tests.broker_driver import Driver, group
 
 

@@ -7,15 +7,10 @@ import pytest
 
 from broker.core.dispatch import Dispatcher
 from broker.encoder import Encoder
-from protocol.messages import (
-    MAX_SOURCES,
-    Generators,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    PublishWeights,
-    WeightsReady,
-)
+from protocol.messages.fields import MAX_SOURCES
+from protocol.messages.generators import Generators
+from protocol.messages.peers import Goodbye, Heartbeat, Hello
+from protocol.messages.weights import PublishWeights, WeightsReady
 from tests.broker_driver import config
 
 ENDPOINT = "tcp://10.20.{}.{}:45001"

@@ -16,7 +16,8 @@ from broker.journal_store import JournalStore
 from broker.recovery import recover, snapshot
 from protocol.codec import decode, encode
 from protocol.errors import Malformed
-from protocol.messages import Commit, Heartbeat
+from protocol.messages.delivery import Commit
+from protocol.messages.peers import Heartbeat
 from tests.broker_driver import Driver, config, evaluation, group
 from tests.journals import begin
 

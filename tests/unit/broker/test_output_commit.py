@@ -13,19 +13,10 @@ from broker.journal.files import records
 from broker.journal.journal import Journal, JournalError, Kind, Record, unpack_dead_letter
 from broker.output_commit import MAX_DEAD_LETTERS, MAX_DEAD_TOTAL_BYTES, POISON, OutputCommit
 from protocol.codec import decode, encode
-from protocol.messages import (
-    Commit,
-    Deliver,
-    DeliveryCredit,
-    Heartbeat,
-    Hello,
-    LeaseTask,
-    PutTasks,
-    Refused,
-    SegmentAck,
-    TaskCredit,
-    Welcome,
-)
+from protocol.messages.delivery import Commit, Deliver, DeliveryCredit
+from protocol.messages.peers import Heartbeat, Hello, Refused, Welcome
+from protocol.messages.segments import SegmentAck
+from protocol.messages.tasks import LeaseTask, PutTasks, TaskCredit
 from tests.broker_driver import group, segment_frames
 
 

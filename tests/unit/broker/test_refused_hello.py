@@ -7,16 +7,9 @@ from broker.identities import Identities
 from broker.output_commit import OutputCommit
 from broker.service import Service
 from protocol.codec import decode, encode
-from protocol.messages import (
-    Deliver,
-    DeliveryCredit,
-    Heartbeat,
-    Hello,
-    PutTasks,
-    Refused,
-    TaskCredit,
-    Welcome,
-)
+from protocol.messages.delivery import Deliver, DeliveryCredit
+from protocol.messages.peers import Heartbeat, Hello, Refused, Welcome
+from protocol.messages.tasks import PutTasks, TaskCredit
 from protocol.security.keys import Principal
 from tests.broker_driver import group, segment_frames
 

@@ -7,7 +7,8 @@ import pytest
 
 from broker.status import status
 from broker.waits import who_waits
-from protocol.messages import Heartbeat, TaskCredit
+from protocol.messages.peers import Heartbeat
+from protocol.messages.tasks import TaskCredit
 from tests.broker_driver import Driver, group
 
 RECORDED = json.loads("""

@@ -10,7 +10,7 @@ from actors.generator.weights.staging import NewestWins
 from actors.generator.weights.updater import WeightUpdater
 from broker.gauges import BROKER
 from protocol.gauges import BY_ROLE, ENV, GENERATOR, merge_of, tag
-from protocol.messages import Goodbye, Heartbeat
+from protocol.messages.peers import Goodbye, Heartbeat
 from tests.broker_driver import Driver
 
 

@@ -12,7 +12,8 @@ from broker.journal.records import file_name
 from launch.cli import main
 from launch.commands.journal_arguments import FORMATS, KINDS
 from protocol.codec import encode_arrays
-from protocol.messages import Reward, Segment, Task, Turn
+from protocol.messages.segments import Reward, Segment, Turn
+from protocol.messages.tasks import Task
 from tests.journals import DEADLINE_S, begin, small
 
 

@@ -10,7 +10,9 @@ from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
 from protocol import names
 from protocol.codec import decode, encode_arrays, encode_delivery
-from protocol.messages import Deliver, PutTasks, Reward, Segment, Task, Turn
+from protocol.messages.delivery import Deliver
+from protocol.messages.segments import Reward, Segment, Turn
+from protocol.messages.tasks import PutTasks, Task
 
 
 class System:

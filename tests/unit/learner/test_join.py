@@ -7,7 +7,7 @@ import pytest
 from learner.errors import BrokerRefused
 from learner.process import joining
 from protocol.errors import LinkDown
-from protocol.messages import Refused
+from protocol.messages.peers import Refused
 
 
 def a_link(**refusal):

@@ -8,7 +8,7 @@ import pytest
 
 from learner.assembly import assemble
 from learner.errors import BrokenTrajectory
-from protocol.messages import Reward, Segment, Turn
+from protocol.messages.segments import Reward, Segment, Turn
 from tests.trajectories import make_trajectory
 
 

@@ -18,19 +18,14 @@ from protocol.codec import (
     unpack_arrays,
 )
 from protocol.errors import LimitExceeded, Malformed, ProtocolError, VersionMismatch
-from protocol.messages import (
-    MAX_ARRAYS,
-    AnyMessage,
-    ArraySpec,
-    Deliver,
-    Generate,
-    Heartbeat,
-    Hello,
-    PutTasks,
-    Segment,
-    Task,
-    TaskCredit,
-)
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.array_specs import ArraySpec
+from protocol.messages.delivery import Deliver
+from protocol.messages.fields import MAX_ARRAYS
+from protocol.messages.generators import Generate
+from protocol.messages.peers import Heartbeat, Hello
+from protocol.messages.segments import Segment
+from protocol.messages.tasks import PutTasks, Task, TaskCredit
 
 MESSAGES = AnyMessage.__args__
 

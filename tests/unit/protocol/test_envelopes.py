@@ -7,7 +7,9 @@ import pytest
 from protocol.codec import MAX_HEADER_BYTES, PRELUDE, decode, encode, encode_arrays, encode_delivery
 from protocol.envelopes import MAX_ENCLOSED, MAX_ENVELOPE_BYTES, enclose, messages_in, open_envelope
 from protocol.errors import LimitExceeded, Malformed, VersionMismatch
-from protocol.messages import Abort, Chunk, Deliver, PutTasks, Task, TaskCredit
+from protocol.messages.delivery import Deliver
+from protocol.messages.generators import Abort, Chunk
+from protocol.messages.tasks import PutTasks, Task, TaskCredit
 from tests.hearing import heard
 
 CREDIT = {"type": "task_credit", "tasks": 1}

@@ -13,7 +13,8 @@ from protocol import link, sockets
 from protocol.codec import encode
 from protocol.errors import LinkDown
 from protocol.link import AsyncLink, ThreadLink
-from protocol.messages import Drain, Hello, TaskCredit, Welcome
+from protocol.messages.peers import Drain, Hello, Welcome
+from protocol.messages.tasks import TaskCredit
 from protocol.session import Progress
 from protocol.sockets import UNSENT_LIMIT, AsyncSocket
 from tests.hearing import heard

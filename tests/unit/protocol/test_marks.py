@@ -24,7 +24,8 @@ from learner.metrics import Report
 from learner.replay.file import decode_item, encode_item
 from learner.trainer import Trainer
 from protocol.codec import decode, encode_arrays, unpack_arrays
-from protocol.messages import Reward, Task, TurnMark
+from protocol.messages.segments import Reward, TurnMark
+from protocol.messages.tasks import Task
 from tests.broker_driver import Driver, group, segment_frames
 from tests.trajectories import make_turns
 

@@ -1,5 +1,7 @@
 """Every string and list of the protocol has a limit, and a peer that breaks one does not hinder others."""
 
+import importlib
+import pkgutil
 import types
 import typing
 
@@ -11,25 +13,24 @@ from broker.core.admission import MAX_TASK_BYTES
 from protocol import messages
 from protocol.codec import MAX_HEADER_BYTES, MAX_QUOTED, PRELUDE, decode, encode, unpack_arrays
 from protocol.errors import Malformed, ProtocolError
-from protocol.messages import (
-    ArraySpec,
-    Generate,
-    Generators,
-    Heartbeat,
-    Hello,
-    LeaseTask,
-    PutTasks,
-    QueueStats,
-    Refused,
-    Sampling,
-    Segment,
-    SegmentAck,
-    WeightsReady,
-)
+from protocol.messages.array_specs import ArraySpec
+from protocol.messages.fields import MAX_NAME, MAX_SOURCES, Count, Ids
+from protocol.messages.generators import Generate, Generators
+from protocol.messages.peers import Heartbeat, Hello, QueueStats, Refused
+from protocol.messages.segments import Segment, SegmentAck
+from protocol.messages.tasks import LeaseTask, PutTasks, Sampling
+from protocol.messages.weights import PublishWeights, WeightsReady
 from tests.broker_driver import Driver, group, segment_frames
 
+MODULES = [
+    importlib.import_module(f"protocol.messages.{file.name}")
+    for file in pkgutil.iter_modules(messages.__path__)
+]
 STRUCTS = [
-    kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    kind
+    for module in MODULES
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__
 ]
 
 
@@ -60,7 +61,7 @@ def test_every_field_is_bounded(kind):
 def test_what_counts_as_unbounded():
     assert unbounded(list[int]) == [int, list[int]]
     assert unbounded(str | None) == [str]
-    assert unbounded(messages.Ids) == unbounded(messages.Count) == []
+    assert unbounded(Ids) == unbounded(Count) == []
 
 
 def hello(**fields):
@@ -125,9 +126,9 @@ def test_a_generator_is_told_a_bounded_number_of_sources_the_learners_among_them
     for n in range(100):
         driver.hello("generator", f"generator-{n}", weights_url=f"http://{n:0500d}")
     url = "http://learner:1"
-    driver.say("learner", messages.PublishWeights(epoch=1, version=0, manifest="m", url=url))
+    driver.say("learner", PublishWeights(epoch=1, version=0, manifest="m", url=url))
     (ready,) = driver.got("generator-0", WeightsReady)
-    assert len(ready.sources) == messages.MAX_SOURCES
+    assert len(ready.sources) == MAX_SOURCES
     assert ready.sources[-1] == url
     assert decode(encode(ready))[0] == ready
 
@@ -186,7 +187,7 @@ def test_the_longest_task_id_has_a_trajectory():
     driver = Driver()
     driver.learner()
     (task,) = group("g", 1)
-    driver.put(msgspec.structs.replace(task, task_id="t" * messages.MAX_NAME))
+    driver.put(msgspec.structs.replace(task, task_id="t" * MAX_NAME))
     driver.actor()
     (lease,) = driver.leases()
     frames = segment_frames(lease)

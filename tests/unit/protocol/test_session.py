@@ -5,7 +5,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from protocol.messages import Heartbeat, Hello, Refused, Welcome
+from protocol.messages.peers import Heartbeat, Hello, Refused, Welcome
 from protocol.session import HELLO_RETRY_S, LONGEST_BEAT_S, MISSED_BEATS, Progress, Session
 
 HELLO = Hello(role="actor", peer="a", incarnation=1)

@@ -11,10 +11,12 @@ from broker.core.admission import MAX_TASK_BYTES
 from broker.core.ledger import OUTCOMES
 from broker.core.peers import MAX_GAUGES, MAX_MERGED, MAX_PEERS
 from broker.core.tasks import REMEMBERED_TASKS
-from protocol import codec, messages
+from protocol import codec
 from protocol.arrays import TOKEN_ARRAYS
 from protocol.envelopes import MAX_ENCLOSED
-from protocol.messages import AnyMessage, Segment
+from protocol.messages import fields
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.segments import Segment
 
 ROOT = Path(__file__).resolve().parents[3]
 SPEC = (ROOT / "protocol" / "SPEC.md").read_text()
@@ -35,17 +37,17 @@ def test_limits_are_those_of_the_code():
         codec.MAX_MESSAGE_BYTES,
         codec.MAX_FRAMES,
         MAX_ENCLOSED,
-        messages.MAX_ARRAYS,
-        messages.MAX_NAME,
-        messages.MAX_ID,
-        messages.MAX_ADDRESS,
-        messages.MAX_PATH,
-        messages.MAX_TEXT,
-        messages.MAX_ITEMS,
-        messages.MAX_TASKS,
-        messages.MAX_IDS,
-        messages.MAX_KEYS,
-        messages.MAX_SOURCES,
+        fields.MAX_ARRAYS,
+        fields.MAX_NAME,
+        fields.MAX_ID,
+        fields.MAX_ADDRESS,
+        fields.MAX_PATH,
+        fields.MAX_TEXT,
+        fields.MAX_ITEMS,
+        fields.MAX_TASKS,
+        fields.MAX_IDS,
+        fields.MAX_KEYS,
+        fields.MAX_SOURCES,
         MAX_TASK_BYTES,
         MAX_MERGED,
         MAX_REQUESTS,

@@ -1,4 +1,4 @@
-"""The tables of fields in protocol/SPEC.md say what the Structs of protocol/messages.py say."""
+"""The tables of fields in protocol/SPEC.md say what the Structs of protocol/messages/ say."""
 
 import ast
 from pathlib import Path
@@ -10,20 +10,12 @@ from msgspec import inspect
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
 from broker.output_commit import NEED_NOT_WAIT
-from protocol.messages import (
-    AnyMessage,
-    ArraySpec,
-    Failure,
-    GeneratorInfo,
-    Hello,
-    Reward,
-    Sampling,
-    Task,
-    TaskStart,
-    Turn,
-    TurnMark,
-    Welcome,
-)
+from protocol.messages.any_message import AnyMessage
+from protocol.messages.array_specs import ArraySpec
+from protocol.messages.generators import GeneratorInfo
+from protocol.messages.peers import Hello, Welcome
+from protocol.messages.segments import Failure, Reward, Turn, TurnMark
+from protocol.messages.tasks import Sampling, Task, TaskStart
 from protocol.session import MISSED_BEATS, SLOW_BROKER_S
 
 ROOT = Path(__file__).resolve().parents[3]

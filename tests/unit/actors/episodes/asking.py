@@ -12,7 +12,7 @@ from actors.errors import GenerationFailed, TurnRefused
 from actors.sampled import Sampled
 from envs.agent.requests import OneAtATime, PolicyRequest, RequestNews
 from envs.base import StepResult
-from protocol.messages import LeaseTask, Sampling, Task
+from protocol.messages.tasks import LeaseTask, Sampling, Task
 from tests.unit.actors.test_episode import EOS, Letters
 
 LIMIT_S = 30.0

@@ -14,7 +14,8 @@ from learner.families.branching import prefix_of
 from learner.families.family import ChildTask
 from learner.families.retries import behind_prompt
 from learner.families.waiting import DIVERGED
-from protocol.messages import Reward, TaskStart, Turn
+from protocol.messages.segments import Reward, Turn
+from protocol.messages.tasks import TaskStart
 from tests.unit.actors.test_episode import DONE, Env, Script, play, say
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from learner.checkpoints.patience import WritePatience
-from protocol.messages import MAX_PATIENCE_S
+from protocol.messages.fields import MAX_PATIENCE_S
 
 
 def test_a_write_that_fails_has_ended_too():

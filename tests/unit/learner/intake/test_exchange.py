@@ -12,18 +12,18 @@ from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
 from learner.intake.signal_watch import SOLVED, SignalWatch
 from learner.settings.evaluation import EvaluationConfig
-from protocol.messages import (
+from protocol.messages.delivery import (
     Checkpointed,
     CheckpointWanted,
     Commit,
     Deliver,
     DeliveryCredit,
-    Drain,
     Dropped,
     Held,
-    PublishWeights,
-    PutTasks,
 )
+from protocol.messages.peers import Drain
+from protocol.messages.tasks import PutTasks
+from protocol.messages.weights import PublishWeights
 from tests.trajectories import make_trajectory
 
 
