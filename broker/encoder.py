@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from broker.core.state import Send
+from broker.core.outbox import Send
 from protocol.codec import Buffer, encode, encode_delivery
 from protocol.messages.any_message import AnyMessage
 from protocol.messages.delivery import Deliver

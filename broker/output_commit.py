@@ -11,7 +11,7 @@ from typing import Any
 
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
-from broker.core.state import Send
+from broker.core.outbox import Send
 from broker.errors import BrokerError, StateBroken
 from broker.journal.journal import (
     DeadLetter,

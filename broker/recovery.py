@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Struct
 
 from broker.core.events import Published, decode_event
+from broker.core.learner.released import LearnerSteps
 from broker.core.ledger import OUTCOMES, Ledger, Tally
 from broker.core.records import GroupRecord, TaskRecord, TrajectoryRecord, Unit
-from broker.core.released import LearnerSteps
 from broker.core.state import BrokerState
 from broker.errors import BrokerError, StateBroken
 from broker.journal.journal import JournalError, Kind, Place, Record, unpack_segment
@@ -108,7 +108,7 @@ def recover(state: BrokerState, store: JournalStore, records: Iterable[Record], 
         count += 1
     state.deliveries.expire_all(void=False)
     # Ignore the messages: the process before sent them, as far as they mattered.
-    state.take_actions()
+    state.outbox.take()
     # Ignore the notices: a learner that puts its tasks again gets new ones.
     state.take_notices()
     if count:

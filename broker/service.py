@@ -18,7 +18,7 @@ import zmq
 from aiohttp import web
 
 from broker.config import BrokerConfig
-from broker.core.state import Send
+from broker.core.outbox import Send
 from broker.encoder import Encoder
 from broker.errors import BindRefused, BrokerError, NameInUse, StateBroken, WrongKey
 from broker.identities import REVOKED, Identities, unnamed

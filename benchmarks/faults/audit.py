@@ -18,7 +18,8 @@ import msgspec
 from benchmarks.faults.learner import by_checkpoint, by_log, by_metrics
 from broker.config import BrokerConfig
 from broker.core.events import AnyEvent, Committed, LearnerJoined, decode_event
-from broker.core.state import BrokerState, process
+from broker.core.learner.takeover import process
+from broker.core.state import BrokerState
 from broker.core.store import Counted
 from broker.errors import BrokerError
 from broker.journal.files import numbers, records
@@ -110,7 +111,7 @@ class Replay:
                 self.state.apply(event, 0.0)
             case Kind.SNAPSHOT:
                 self._compare(msgspec.msgpack.decode(record.payload, type=Snapshot))
-        self.state.take_actions()
+        self.state.outbox.take()
         self.state.take_notices()
 
     def end(self) -> Audit:

@@ -103,7 +103,7 @@ class ActorSide:
     def _tell(self, record: TaskRecord) -> None:
         assert record.lease is not None
         lease = LeaseTask(lease_id=record.lease.lease_id, attempt=record.attempt, task=record.task)
-        self._state.send(record.lease.actor, lease)
+        self._state.outbox.send(record.lease.actor, lease)
 
     def _choose(self, record: TaskRecord, now: float) -> Peer | None:
         """Return the next actor in turn. One that rejected this task gets it later than others."""
@@ -144,7 +144,9 @@ class ActorSide:
         """End a lease. With a reason, the actor gets a CancelTask."""
         assert record.lease is not None
         if reason:
-            self._state.send(record.lease.actor, CancelTask(lease_id=record.lease.lease_id, reason=reason))
+            self._state.outbox.send(
+                record.lease.actor, CancelTask(lease_id=record.lease.lease_id, reason=reason)
+            )
         self._state.record(LeaseEnded(task_id=record.task.task_id, fault=fault, avoid=avoid), now)
 
     # --- segments in --------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ class ActorSide:
         ack = SegmentAck(
             trajectory_id=segment.trajectory_id, index=segment.index, status=status, reason=reason
         )
-        state.send(name, ack)
+        state.outbox.send(name, ack)
         if state.flow.is_due(name):
             self.grant(name, trickle=trickle)
 
@@ -221,7 +223,7 @@ class ActorSide:
             return
         due = self._state.flow.grant(actor, held=len(store), nbytes=store.nbytes, trickle=trickle)
         if due:
-            self._state.send(actor, SegmentCredit(segments=due))
+            self._state.outbox.send(actor, SegmentCredit(segments=due))
 
     def grant_short(self, *, trickle: bool) -> None:
         """Grant credit to the actors that got less than was due, because room may have become free."""

@@ -4,9 +4,9 @@ import heapq
 from collections.abc import Iterable, Iterator
 
 from broker.core.admission import is_stale
+from broker.core.learner.released import ReleasedUnit
 from broker.core.ledger import Ledger
 from broker.core.records import Outcome, StoredSegment, Unit
-from broker.core.released import ReleasedUnit
 from broker.core.store import SegmentStore
 from protocol.codec import Buffer
 from protocol.version_line import VersionLine

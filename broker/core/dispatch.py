@@ -13,10 +13,11 @@ from broker.config import BrokerConfig
 from broker.core.actor_side import ActorSide
 from broker.core.admission import why_tasks_invalid
 from broker.core.events import GroupClosed
-from broker.core.generator_list import GeneratorList
-from broker.core.learner_side import LearnerSide
+from broker.core.generators.generator_list import GeneratorList
+from broker.core.learner.learner_side import LearnerSide
+from broker.core.outbox import Send
 from broker.core.peers import MAX_PEERS, Peer
-from broker.core.state import BrokerState, Send
+from broker.core.state import BrokerState
 from broker.core.store import MemoryStore, SegmentStore
 from protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES, Buffer
 from protocol.messages.any_message import AnyMessage
@@ -104,10 +105,10 @@ class Dispatcher:
                 self._from_peer(peer, message, frames, now)
             else:
                 text = f"{type(message).__name__} is for a {role} to send, {name} is a {peer.role}"
-                self.state.refuse(name, "wrong_role", text)
+                self.state.outbox.refuse(name, "wrong_role", text)
         elif not isinstance(message, Goodbye):
             text = "say Hello first; this broker does not know you (any more)"
-            self.state.refuse(name, "unknown_peer", text)
+            self.state.outbox.refuse(name, "unknown_peer", text)
 
     def follow(self, now: float) -> list[Send]:
         """Deliver units, lease tasks, send notices and lists as far as possible now; return the actions."""
@@ -118,7 +119,7 @@ class Dispatcher:
             if self.actors.hungry and (not self.state.full() or self.learners.starving(now)):
                 self.actors.lease_tasks(now)
         self.learners.send_notices()
-        return self.state.take_actions()
+        return self.state.outbox.take()
 
     def tick(self, now: float) -> list[Send]:
         """Do what is due at this time; return the actions. Call it about twenty times a second."""
@@ -127,14 +128,14 @@ class Dispatcher:
         learner = self.learners.learner
         if learner is not None and now - self._stats_sent >= STATS_S:
             self._stats_sent = now
-            self.state.send(learner.name, QueueStats(gauges=self.gauges()))
+            self.state.outbox.send(learner.name, QueueStats(gauges=self.gauges()))
             self.learners.check_ledger()
         return self.follow(now)
 
     def refuse(self, name: str, code: str, text: str) -> list[Send]:
         """Refuse frames of the peer ``name`` that are not to be handled; return the actions."""
-        self.state.refuse(name, code, text)
-        return self.state.take_actions()
+        self.state.outbox.refuse(name, code, text)
+        return self.state.outbox.take()
 
     def admit(self, actor_keys: Sequence[str], revoked: Sequence[str], now: float) -> list[Send]:
         """Note which keys are admitted now; return the actions. Call it when the keys folder has changed.
@@ -156,7 +157,7 @@ class Dispatcher:
         """Ask every peer to finish; return the actions. From now on nothing is leased or delivered."""
         self._draining_since = now
         for peer in self.state.peers:
-            self.state.send(peer.name, Drain(reason=reason))
+            self.state.outbox.send(peer.name, Drain(reason=reason))
         return self.follow(now)
 
     def drained(self, now: float) -> bool:
@@ -195,7 +196,7 @@ class Dispatcher:
         known, refusal = self.state.peers.get(name), self.objection(name, hello)
         if refusal is not None:
             self.state.ledger.refuse(refusal.code)
-            self.state.send(name, refusal)
+            self.state.outbox.send(name, refusal)
             return
         if known is not None and (known.hello.incarnation, known.role) != (hello.incarnation, hello.role):
             self._lose(known, now, fault=True)
@@ -204,9 +205,9 @@ class Dispatcher:
             self.learners.joined(peer, now)
         elif hello.role == "actor":
             self.actors.tell_leases(peer, now)
-        self.state.send(name, self._welcome(peer))
+        self.state.outbox.send(name, self._welcome(peer))
         if hello.role == "actor":
-            self.state.send(name, Generators(generators=self.generators.offered))
+            self.state.outbox.send(name, Generators(generators=self.generators.offered))
             self.actors.joined(peer, trickle=self.learners.starving(now))
         elif hello.role == "generator":
             self._tell_actor_keys(peer)
@@ -216,11 +217,11 @@ class Dispatcher:
         else:
             self.learners.welcome(peer)
         if self._draining_since is not None:
-            self.state.send(name, Drain(reason="the broker is ending"))
+            self.state.outbox.send(name, Drain(reason="the broker is ending"))
 
     def _tell_actor_keys(self, generator: Peer) -> None:
         if self._actor_keys is not None:
-            self.state.send(generator.name, ActorKeys(public_keys=self._actor_keys))
+            self.state.outbox.send(generator.name, ActorKeys(public_keys=self._actor_keys))
 
     def objection(self, name: str, hello: Hello) -> Refused | None:
         """Return the refusal that the peer ``name`` would get for this Hello, or None. Changes nothing."""
@@ -278,7 +279,7 @@ class Dispatcher:
                 self.learners.credited(peer, message.units)
             case Heartbeat():
                 peer.beat(message, now)
-                self.state.send(peer.name, Heartbeat(policy_version=self.learners.policy_version))
+                self.state.outbox.send(peer.name, Heartbeat(policy_version=self.learners.policy_version))
                 if peer.role == "generator":
                     self.generators.heard(peer, now)
                     self.learners.news.heard(peer)
@@ -287,7 +288,7 @@ class Dispatcher:
                 self._lose(peer, now, fault=False)
             case PutTasks():
                 if why := why_tasks_invalid(message.tasks, frames):
-                    self.state.refuse(peer.name, "bad_task", why)
+                    self.state.outbox.refuse(peer.name, "bad_task", why)
                 else:
                     self.learners.put(peer, message, now)
             case Checkpointed():
@@ -298,7 +299,7 @@ class Dispatcher:
                 self.actors.rejected(peer, message, now)
             case _:
                 text = f"{type(message).__name__} is not for the broker"
-                self.state.refuse(peer.name, "unexpected", text)
+                self.state.outbox.refuse(peer.name, "unexpected", text)
 
     # --- consequences -------------------------------------------------------------------------------------
 
@@ -310,7 +311,7 @@ class Dispatcher:
             # One message for all, so that it is encoded once.
             generators = Generators(generators=offered)
             for actor in actors:
-                self.state.send(actor.name, generators)
+                self.state.outbox.send(actor.name, generators)
 
     def _sweep(self, now: float) -> None:
         elapsed, self._swept = now - self._swept, now

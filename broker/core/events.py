@@ -1,6 +1,6 @@
 """Events that change the broker's lasting state, one Struct each.
 
-The journal is a series of events and segments. `broker.core.actor_side` and `broker.core.learner_side` decide
+The journal is a series of events and segments. `broker.core.actor_side` and `broker.core.learner.learner_side` decide
 who gets a task, whether a segment is accepted, and which deadline has passed. They know peers and clocks.
 Each decision is an event, and `broker.core.state.BrokerState` applies it without looking at peers or clocks.
 So the broker's next process reaches the same state by applying the same events in the same order. Credit,

@@ -1,9 +1,6 @@
-"""The whole state of the broker in one place. Events and segments change it; actions leave it."""
+"""The whole state of the broker in one place. Events and segments change it; actions leave through its outbox."""
 
-import sys
-from collections.abc import Iterator, Sequence
-
-from msgspec import Struct
+from collections.abc import Iterator
 
 from broker.config import BrokerConfig
 from broker.core.admission import SegmentFlow
@@ -22,32 +19,24 @@ from broker.core.events import (
     TasksPut,
     UnitDropped,
 )
+from broker.core.learner.released import LearnerSteps
+from broker.core.learner.takeover import process, release, take_over
 from broker.core.ledger import Ledger
+from broker.core.outbox import BrokerOutbox
 from broker.core.peers import Peers
 from broker.core.records import Outcome, StoredSegment, TaskRecord
-from broker.core.released import LearnerSteps
 from broker.core.store import SegmentStore
 from broker.core.tasks import TaskQueue
 from broker.errors import StateBroken
-from protocol import names
 from protocol.codec import Buffer
-from protocol.messages.any_message import AnyMessage
 from protocol.messages.delivery import Dropped
-from protocol.messages.peers import Hello, Refused
+from protocol.messages.peers import Hello
 from protocol.messages.segments import Segment
 from protocol.messages.tasks import CancelTask, Task
 from protocol.version_line import VersionLine
 
 TOO_LATE = "the deadline of its group has passed"
 ENDED = "the learner that asked for it is gone"
-
-
-class Send(Struct, frozen=True):
-    """Action: send ``message`` to ``peer``. ``frames`` are the (header, body) pairs that follow a Deliver."""
-
-    peer: str
-    message: AnyMessage
-    frames: Sequence[tuple[bytes, Buffer]] = ()
 
 
 class BrokerState:
@@ -89,7 +78,7 @@ class BrokerState:
         """Version line of the published weights."""
         self.notices: list[Dropped] = []
         """Notices for the learner; `take_notices` empties the list."""
-        self._out: list[Send] = []
+        self.outbox = BrokerOutbox(self.ledger)
 
     # --- lasting state ------------------------------------------------------------------------------------
 
@@ -174,7 +163,7 @@ class BrokerState:
             case Committed():
                 self._commit(event)
             case Released(step=step):
-                self._release(step)
+                release(self.deliveries, self.steps, step)
                 self.deliveries.survived()
             case LearnerJoined(hello=hello):
                 self._join(hello, now)
@@ -218,37 +207,14 @@ class BrokerState:
         self.steps.committed = max(self.steps.committed, event.step)
         self.ledger.replayed_tokens += event.replayed_tokens
 
-    def _release(self, step: int) -> None:
-        self.steps.note(self.deliveries.release(step))
-        self.steps.released = max(self.steps.released, step)
-
     def _join(self, hello: Hello, now: float) -> None:
-        """Let a learner take over.
-
-        A new process of the same lineage gets every unit again that its checkpoint does not cover, and
-        evaluation tasks are cancelled. In a new lineage, all tasks are cancelled and all units are dropped or
-        released. Units that were released with steps which the learner does not have are lost.
-        """
+        """Let a learner take over, see `take_over`."""
         before, self.lineage = self.lineage, hello
-        if before is not None and process(before) != process(hello):
-            self.deliveries.expire_all(void=True)
-            for unit in self.steps.behind(hello.step) if goes_back(self.steps, before, hello) else ():
-                self.deliveries.lose(unit)
-            if before.lineage == hello.lineage:
-                self._release(hello.step)
-                self.deliveries.uncommit_all()
-                self._cancel_all("eval")
-            elif hello.step:
-                self.deliveries.release(hello.step)
-                # What was trained after the checkpoint is undone, too.
-                self.deliveries.uncommit_all()
-                self._cancel_all("eval", "train")
-            else:
-                self.deliveries.release(sys.maxsize)
-                self._cancel_all("eval", "train")
-            self.steps.begin(hello.step, new_line=before.lineage != hello.lineage)
-        elif before is None:
+        if before is None:
             self.steps.begin(hello.step, new_line=True)
+        elif process(before) != process(hello):
+            self._cancel_all(*take_over(self.deliveries, self.steps, before, hello))
+            self.steps.begin(hello.step, new_line=before.lineage != hello.lineage)
         self.assembly.set_mode(hello.deliver, now)
 
     def _cancel_all(self, *purposes: str) -> None:
@@ -275,7 +241,7 @@ class BrokerState:
 
     def _cancel(self, record: TaskRecord, outcome: Outcome, reason: str) -> None:
         if record.lease is not None:
-            self.send(record.lease.actor, CancelTask(lease_id=record.lease.lease_id, reason=reason))
+            self.outbox.send(record.lease.actor, CancelTask(lease_id=record.lease.lease_id, reason=reason))
         self.assembly.drop_trajectory(record.trajectory_id, outcome)
         self.tasks.cancel(record)
         self.ledger.task("cancelled")
@@ -295,22 +261,6 @@ class BrokerState:
         """Return by how much the ledger fails to close, or "". Walks over everything that is held."""
         return self.miscount() or self.ledger.difference(self.segments())
 
-    def held_task_ids(self) -> list[str]:
-        """Return the training tasks that are queued, leased, or done and not committed."""
-        live = [record.task.task_id for record in self.tasks.live() if record.task.purpose == "train"]
-        return list(dict.fromkeys([*live, *self.done_task_ids("train")]))
-
-    def done_task_ids(self, *purposes: str) -> list[str]:
-        """Return the tasks that are done and whose last segment is held.
-
-        The last window of a trajectory may be committed before others; then the task is left out.
-        """
-        units = [unit for unit in self.deliveries.units() if unit.purpose in purposes and not unit.context]
-        done = [stored.key[0] for unit in units for stored in unit.segments]
-        if "train" in purposes:
-            done += [t.trajectory_id for group in self.assembly.groups.values() for t in group.here]
-        return [names.task_of(trajectory) for trajectory in done]
-
     def room(self) -> int:
         """Return the segment credit that may still be granted to actors."""
         return 0 if self.store.low else self.flow.room(len(self.store), self.store.nbytes)
@@ -321,22 +271,6 @@ class BrokerState:
             return True
         return self.flow.room(len(self.store), self.store.nbytes) + self.flow.outstanding <= 0
 
-    # --- actions ------------------------------------------------------------------------------------------
-
-    def send(self, peer: str, message: AnyMessage, frames: Sequence[tuple[bytes, Buffer]] = ()) -> None:
-        """Queue a message to a peer."""
-        self._out.append(Send(peer, message, frames))
-
-    def refuse(self, peer: str, code: str, text: str, *, fatal: bool = False) -> None:
-        """Refuse a message of a peer, and count the refusal."""
-        self.ledger.refuse(code)
-        self.send(peer, Refused(code=code, message=text, fatal=fatal))
-
-    def take_actions(self) -> list[Send]:
-        """Return the actions queued since the last call."""
-        out, self._out = self._out, []
-        return out
-
     def take_notices(self) -> list[Dropped]:
         """Return the notices for the learner since the last call."""
         notices, self.notices = self.notices, []
@@ -345,17 +279,3 @@ class BrokerState:
 
 def _broken(what: str, error: Exception) -> StateBroken:
     return StateBroken(f"{what} could not be applied: {error!r}")
-
-
-def process(hello: Hello) -> tuple[str, int, int]:
-    """Return what identifies a learner process: name, incarnation and epoch."""
-    return hello.peer, hello.incarnation, hello.epoch
-
-
-def goes_back(steps: LearnerSteps, before: Hello, hello: Hello) -> bool:
-    """Return whether a new learner process has fewer steps than were released for the one before.
-
-    A learner that begins a new line at step 0 starts anew, which is no step back.
-    """
-    continues = before.lineage == hello.lineage or hello.step > 0
-    return process(before) != process(hello) and continues and steps.goes_back(hello.step)

@@ -2,29 +2,24 @@
 
 import logging
 import math
-from collections import deque
-from collections.abc import Iterable
 
 from broker.core.events import Committed, Delivered, LearnerJoined, Published, Released, TasksPut, UnitDropped
+from broker.core.generators.weights_news import REMIND_S, WeightsNews
+from broker.core.learner.holdings import held
+from broker.core.learner.notices import Notices
+from broker.core.learner.released import named, no_step_back
+from broker.core.learner.takeover import goes_back, process
 from broker.core.peers import Peer
-from broker.core.recent import Recent
-from broker.core.released import named
-from broker.core.state import BrokerState, goes_back, process
-from broker.core.weights_news import REMIND_S, WeightsNews
+from broker.core.state import BrokerState
 from broker.errors import BrokerError, TryLater
-from protocol.codec import MAX_HEADER_BYTES
-from protocol.messages.delivery import Checkpointed, CheckpointWanted, Commit, Deliver, Dropped, Held
-from protocol.messages.fields import MAX_IDS
+from protocol.messages.delivery import Checkpointed, CheckpointWanted, Commit, Deliver
 from protocol.messages.peers import Hello, Refused
-from protocol.messages.tasks import PutTasks, Task
+from protocol.messages.tasks import PutTasks
 from protocol.messages.weights import PublishWeights
 from protocol.version_line import VersionLine
 
 log = logging.getLogger(__name__)
 
-MAX_NOTICES = 65_536
-ID_OVERHEAD, MESSAGE_OVERHEAD = 3, 1_024
-"""Bytes of a string's head in MessagePack, and bytes reserved in a Held for everything but ids."""
 MAX_CREDIT = 1 << 20
 
 
@@ -36,9 +31,7 @@ class LearnerSide:
         self.news = WeightsNews(state)
         self.learner: Peer | None = None
         self._asked_at = self._failed_at = -math.inf
-        self._notices: deque[Dropped] = deque(maxlen=MAX_NOTICES)
-        self._noticed = Recent(MAX_NOTICES)
-        """Ids of groups and tasks that the learner got notices of since its last Hello."""
+        self._notices = Notices(state)
 
     @property
     def policy_version(self) -> int:
@@ -72,23 +65,8 @@ class LearnerSide:
             text = f"learner {self.learner.name!r} of the same epoch {hello.epoch} is alive"
             return Refused(code="second_learner", message=text)
         if not hello.step_back and goes_back(self._state.steps, before, hello):
-            return self._no_step_back(hello)
+            return no_step_back(self._state.steps, hello.step)
         return None
-
-    def _no_step_back(self, hello: Hello) -> Refused:
-        steps = self._state.steps
-        # There is no checkpoint of step 0 to go back to.
-        accept = (
-            f"accept the loss with `offbeat train RUN_FILE --resume --from {hello.step}`"
-            if hello.step
-            else "start anew with `offbeat train RUN_FILE`, without --resume"
-        )
-        text = (
-            f"this learner continues at step {hello.step}, but a checkpoint of step {steps.released} was written: "
-            f"{named(steps.behind(hello.step))} of the steps between are deleted and cannot be trained again; resume "
-            f"from the checkpoint of step {steps.released}, or {accept}"
-        )
-        return Refused(code="step_back", message=text, fatal=True)
 
     def joined(self, peer: Peer, now: float) -> None:
         """Let a learner take over. Leased units become ready again, because they may have been lost.
@@ -99,7 +77,7 @@ class LearnerSide:
         state, before = self._state, self._state.lineage
         if self.learner is not None and self.learner.name != peer.name:
             text = f"a learner of epoch {peer.hello.epoch} has joined"
-            state.refuse(self.learner.name, "stale_epoch", text, fatal=True)
+            state.outbox.refuse(self.learner.name, "stale_epoch", text, fatal=True)
             state.peers.remove(self.learner.name)
         self.learner = peer
         state.deliveries.expire_all(void=False)
@@ -113,18 +91,12 @@ class LearnerSide:
             )
         if before is None or process(before) != process(peer.hello) or before.deliver != peer.hello.deliver:
             state.record(LearnerJoined(hello=peer.hello), now)
-        self._noticed = Recent(MAX_NOTICES)
+        self._notices.forget()
 
     def welcome(self, peer: Peer) -> None:
         """Send the learner the tasks that it need not put again, and the units that it may be done with."""
-        tasks = self._state.held_task_ids()
-        units = [unit.unit_id for unit in self._state.deliveries.units() if unit.deliveries]
-        for part in _parts(tasks):
-            self._state.send(peer.name, Held(task_ids=part, more=True))
-        *others, last = _parts(units) or [[]]
-        for part in others:
-            self._state.send(peer.name, Held(unit_ids=part, more=True))
-        self._state.send(peer.name, Held(unit_ids=last))
+        for message in held(self._state):
+            self._state.outbox.send(peer.name, message)
 
     def left(self, peer: Peer, *, on_purpose: bool) -> None:
         """Note that the learner left. A silent one keeps its deliveries: nobody else could take them."""
@@ -148,40 +120,12 @@ class LearnerSide:
                 f"{len(fresh)} new tasks beside {state.tasks.queued} queued ones exceed max_queued_tasks = "
                 f"{state.config.max_queued_tasks}; none was taken: put them later, or raise the limit"
             )
-            state.refuse(peer.name, "queue_full", text)
+            state.outbox.refuse(peer.name, "queue_full", text)
             return
         if fresh:
             for wrong in state.record(TasksPut(tasks=fresh), now):
-                state.refuse(peer.name, "bad_task", wrong)
-        self._tell_over(message.tasks)
-
-    def _tell_over(self, tasks: list[Task]) -> None:
-        """Repeat the notices of tasks that are over: a learner that puts such tasks again has missed them."""
-        over = [task for task in tasks if task.task_id in self._state.tasks.over]
-        if not over:
-            return
-        if self._state.assembly.mode == "group":
-            self._tell_groups_over([task for task in over if task.purpose == "train"])
-            over = [task for task in over if task.purpose == "eval"]
-        done = set(self._state.done_task_ids("train", "eval"))
-        for task in over:
-            if task.task_id not in done and task.task_id not in self._noticed:
-                self._noticed.add(task.task_id, 0)
-                notice = Dropped(unit_id=task.task_id, group_id=task.group_id, trajectories=1, reason="over")
-                self._notices.append(notice)
-
-    def _tell_groups_over(self, tasks: list[Task]) -> None:
-        """Repeat the notices of whole groups that are over, where members are delivered together."""
-        state = self._state
-        over: dict[str, list[Task]] = {}
-        for task in tasks:
-            if task.group_id not in self._noticed:
-                over.setdefault(task.group_id, []).append(task)
-        held = state.tasks.groups() | {unit.group_id for unit in state.deliveries.units()}
-        for group_id in sorted(over.keys() - held - state.assembly.groups.keys()):
-            trajectories = len(over[group_id])
-            notice = Dropped(unit_id=group_id, group_id=group_id, trajectories=trajectories, reason="over")
-            self._notices.append(notice)
+                state.outbox.refuse(peer.name, "bad_task", wrong)
+        self._notices.tell_over(message.tasks)
 
     def commit(self, peer: Peer, message: Commit, now: float) -> bool:
         """Commit the units that the learner is done with; return False if the Commit is refused."""
@@ -208,7 +152,7 @@ class LearnerSide:
     def _complain(self, peer: Peer, difference: str) -> None:
         if difference:
             text = f"the ledger does not close: {difference}; this is a fault of the broker, its journal has the rest"
-            self._state.refuse(peer.name, "ledger_violation", text, fatal=True)
+            self._state.outbox.refuse(peer.name, "ledger_violation", text, fatal=True)
 
     def checkpointed(self, peer: Peer, message: Checkpointed, now: float) -> None:
         """Release what is committed up to this step, because a checkpoint covers it."""
@@ -220,7 +164,7 @@ class LearnerSide:
                 f"Checkpointed of step {message.step}, but step {committed} is the newest that was committed; commit "
                 "the step first, without units if it has none"
             )
-            self._state.refuse(peer.name, "not_committed", text)
+            self._state.outbox.refuse(peer.name, "not_committed", text)
         else:
             self._state.record(Released(epoch=message.epoch, step=message.step), now)
 
@@ -231,10 +175,10 @@ class LearnerSide:
         newest, offered = self._state.published, (message.epoch, message.version)
         if newest is not None and offered < (newest.epoch, newest.version):
             text = f"version {message.version} is older than {newest.version}, published in this epoch"
-            self._state.refuse(peer.name, "stale_version", text)
+            self._state.outbox.refuse(peer.name, "stale_version", text)
             return
         if why := _why_no_line(message):
-            self._state.refuse(peer.name, "bad_line", why)
+            self._state.outbox.refuse(peer.name, "bad_line", why)
             return
         event = Published(
             epoch=message.epoch,
@@ -252,19 +196,14 @@ class LearnerSide:
         if epoch == peer.hello.epoch:
             return True
         text = f"{what} of epoch {epoch}, but the learner joined with epoch {peer.hello.epoch}"
-        self._state.refuse(peer.name, "stale_epoch", text, fatal=epoch < peer.hello.epoch)
+        self._state.outbox.refuse(peer.name, "stale_epoch", text, fatal=epoch < peer.hello.epoch)
         return False
 
     # --- deliveries ---------------------------------------------------------------------------------------
 
     def send_notices(self) -> None:
         """Tell the learner which units it will never get; while it is away, the notices wait."""
-        if self._state.notices:
-            self._notices.extend(self._state.take_notices())
-        while self.learner is not None and self._notices:
-            notice = self._notices.popleft()
-            self._noticed.add(notice.group_id, 0)
-            self._state.send(self.learner.name, notice)
+        self._notices.send(self.learner.name if self.learner is not None else None)
 
     def deliver(self, now: float) -> None:
         """Lease ready units to the learner, in the order of delivery, as far as its credit reaches."""
@@ -300,7 +239,7 @@ class LearnerSide:
             )
             state.record(Delivered(unit_id=unit.unit_id, epoch=learner.hello.epoch), now)
             state.deliveries.leased_at(unit.unit_id, now)
-            state.send(learner.name, deliver, frames)
+            state.outbox.send(learner.name, deliver, frames)
 
     def sweep(self, now: float) -> None:
         """End leases of a learner without progress; ask for a checkpoint if the store is crowded."""
@@ -314,20 +253,7 @@ class LearnerSide:
         ):
             self._asked_at = now
             reason = f"{state.store.committed_nbytes} bytes are kept until a checkpoint covers them"
-            state.send(self.learner.name, CheckpointWanted(reason=reason))
-
-
-def _parts(ids: Iterable[str]) -> list[list[str]]:
-    """Split ids into lists, each as long as one message can hold."""
-    parts, room = list[list[str]](), 0
-    for one in ids:
-        size = len(one.encode()) + ID_OVERHEAD
-        if size > room or len(parts[-1]) == MAX_IDS:
-            parts.append([])
-            room = MAX_HEADER_BYTES - MESSAGE_OVERHEAD
-        parts[-1].append(one)
-        room -= size
-    return parts
+            state.outbox.send(self.learner.name, CheckpointWanted(reason=reason))
 
 
 def _why_no_line(message: PublishWeights) -> str:

@@ -64,7 +64,7 @@ class WeightsNews:
             sources=[*islice(others, MAX_SOURCES - 1), *([newest.url] if newest.url else [])],
             root=newest.root,
         )
-        self._state.send(generator.name, ready)
+        self._state.outbox.send(generator.name, ready)
 
     def remind(self, generator: Peer, now: float) -> None:
         """Repeat the announcement, which may have been lost, if a generator serves a different version."""

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from broker.core.ledger import Tally
 from broker.core.records import Outcome, Unit
+from protocol.messages.peers import Refused
 
 MAX_RELEASED = 4_096
 """Upper limit of the released units whose names the broker keeps."""
@@ -75,3 +76,19 @@ def named(units: Sequence[ReleasedUnit]) -> str:
         ", ..." if len(units) > MAX_NAMED else ""
     )
     return f"{len(units)} units of {tokens} tokens{f' ({names})' if names else ''}"
+
+
+def no_step_back(steps: LearnerSteps, step: int) -> Refused:
+    """Return the refusal of a learner at this step, which would repeat steps whose units are released."""
+    # There is no checkpoint of step 0 to go back to.
+    accept = (
+        f"accept the loss with `offbeat train RUN_FILE --resume --from {step}`"
+        if step
+        else "start anew with `offbeat train RUN_FILE`, without --resume"
+    )
+    text = (
+        f"this learner continues at step {step}, but a checkpoint of step {steps.released} was written: "
+        f"{named(steps.behind(step))} of the steps between are deleted and cannot be trained again; resume "
+        f"from the checkpoint of step {steps.released}, or {accept}"
+    )
+    return Refused(code="step_back", message=text, fatal=True)

@@ -1,0 +1,4 @@
+"""The broker's side towards generators, and what actors hear of them. Pure.
+
+- `generator_list`: the list of generators for actors. `weights_news`: news of policy versions for generators.
+"""
