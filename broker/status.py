@@ -9,8 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from broker.core.dispatch import Dispatcher
+from broker.core.gauges import gauges_of
 from broker.core.ledger import Tally
 from broker.core.peers import Peer
+from broker.core.state import BrokerState
 from broker.gauges import BROKER
 from broker.waits import who_waits
 from protocol.gauges import BY_ROLE
@@ -22,52 +24,60 @@ def status(dispatcher: Dispatcher, now: float, **more: dict[str, Any]) -> dict[s
     Args:
         more: sections that the process around the dispatcher adds, by name: its journal, its security.
     """
-    state, learners = dispatcher.state, dispatcher.learners
-    ledger = state.ledger
+    state, lineage = dispatcher.state, dispatcher.state.lineage
     page = {
         "run": dispatcher.run,
-        "policy_version": learners.policy_version,
-        "epoch": state.lineage.epoch if state.lineage else 0,
-        "lineage": state.lineage.lineage if state.lineage else 0,
+        "policy_version": dispatcher.learners.policy_version,
+        "epoch": lineage.epoch if lineage else 0,
+        "lineage": lineage.lineage if lineage else 0,
         "delivery_unit": state.assembly.mode,
         "peers": [_peer(dispatcher, peer, now) for peer in state.peers],
         "generators_offered": [info.peer for info in dispatcher.generators.offered],
-        "queues": {
-            "tasks_queued": state.tasks.queued,
-            "tasks_leased": state.tasks.leased,
-            "groups_incomplete": len(state.assembly.groups),
-            "trajectories_open": len(state.assembly.trajectories),
-            "units_ready": state.deliveries.ready,
-            "units_leased": state.deliveries.leased,
-            "units_committed": state.deliveries.committed,
-            "segments_held": len(state.store),
-            "segments_in_units_ready": state.deliveries.ready_segments,
-            "segments_in_units_leased": state.deliveries.leased_segments,
-            "bytes_held": state.store.nbytes,
-            "bytes_committed": state.store.committed_nbytes,
-            "segment_credit_outstanding": state.flow.outstanding,
-            "room_segments": state.room(),
-        },
+        "queues": _queues(state),
         "episodes": dispatcher.actors.episodes.page(),
-        "ledger": {
-            "stored": _tally(ledger.stored),
-            "held_tokens": ledger.held_tokens,
-            "delivered": _tally(ledger.delivered),
-            "redelivered": _tally(ledger.redelivered),
-            "rolled_back": _tally(ledger.rolled_back),
-            "outcomes": {name: _tally(tally) for name, tally in ledger.outcomes.items()},
-            "violation": state.violation(),
-            "length_bias_tokens": ledger.lengths.bias_tokens,
-            "length_distance_tokens": ledger.lengths.distance_tokens,
-            "replayed_tokens": ledger.replayed_tokens,
-            "duplicate_segments": ledger.duplicate_segments,
-            "refused": dict(sorted(ledger.refused.items())),
-            "tasks": dict(sorted(ledger.tasks.items())),
-        },
-        "gauges": dispatcher.gauges(),
+        "ledger": _ledger(state),
+        "gauges": gauges_of(state),
         **more,
     }
     return page | {"waits": who_waits(page)}
+
+
+def _queues(state: BrokerState) -> dict[str, Any]:
+    return {
+        "tasks_queued": state.tasks.queued,
+        "tasks_leased": state.tasks.leased,
+        "groups_incomplete": len(state.assembly.groups),
+        "trajectories_open": len(state.assembly.trajectories),
+        "units_ready": state.deliveries.ready,
+        "units_leased": state.deliveries.leased,
+        "units_committed": state.deliveries.committed,
+        "segments_held": len(state.store),
+        "segments_in_units_ready": state.deliveries.ready_segments,
+        "segments_in_units_leased": state.deliveries.leased_segments,
+        "bytes_held": state.store.nbytes,
+        "bytes_committed": state.store.committed_nbytes,
+        "segment_credit_outstanding": state.flow.outstanding,
+        "room_segments": state.room(),
+    }
+
+
+def _ledger(state: BrokerState) -> dict[str, Any]:
+    ledger = state.ledger
+    return {
+        "stored": _tally(ledger.stored),
+        "held_tokens": ledger.held_tokens,
+        "delivered": _tally(ledger.delivered),
+        "redelivered": _tally(ledger.redelivered),
+        "rolled_back": _tally(ledger.rolled_back),
+        "outcomes": {name: _tally(tally) for name, tally in ledger.outcomes.items()},
+        "violation": state.violation(),
+        "length_bias_tokens": ledger.lengths.bias_tokens,
+        "length_distance_tokens": ledger.lengths.distance_tokens,
+        "replayed_tokens": ledger.replayed_tokens,
+        "duplicate_segments": ledger.duplicate_segments,
+        "refused": dict(sorted(ledger.refused.items())),
+        "tasks": dict(sorted(ledger.tasks.items())),
+    }
 
 
 def _peer(dispatcher: Dispatcher, peer: Peer, now: float) -> dict[str, Any]:
@@ -137,7 +147,7 @@ class _Metrics(Collector):
         version = GaugeMetricFamily("offbeat_policy_version", "Newest published policy version")
         version.add_metric([], float(self._state.learners.policy_version))
         yield version
-        for name, value in self._state.gauges().items():
+        for name, value in gauges_of(state).items():
             yield GaugeMetricFamily(_metric_name(name), _meaning(name), value=value)
 
 

@@ -5,5 +5,5 @@
 - `state`: the lasting state, changed by `events` and segments alone. `records`: its plain data.
 - `tasks`, `assembly`, `deliveries`: the life of a task, a segment and a unit. `ledger`: outcomes of tokens.
 - `admission`: bounds of size and lag. `peers`: who is connected. `recent`: what is over. `store`: the bytes.
-- `episodes`: counts of episodes that ended or failed.
+- `episodes`: counts of episodes that ended or failed. `gauges`: the gauges of a run.
 """

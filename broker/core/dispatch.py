@@ -13,16 +13,18 @@ from broker.config import BrokerConfig
 from broker.core.actor_side import ActorSide
 from broker.core.admission import why_tasks_invalid
 from broker.core.events import GroupClosed
-from broker.core.generators.generator_list import GeneratorList
+from broker.core.gauges import gauges_of
+from broker.core.generators.generator_side import GeneratorSide
+from broker.core.generators.weights_news import WeightsNews
 from broker.core.learner.learner_side import LearnerSide
 from broker.core.outbox import Send
-from broker.core.peers import MAX_PEERS, Peer
+from broker.core.peers import Peer
 from broker.core.state import BrokerState
 from broker.core.store import MemoryStore, SegmentStore
 from protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES, Buffer
 from protocol.messages.any_message import AnyMessage
 from protocol.messages.delivery import Checkpointed, Commit, DeliveryCredit
-from protocol.messages.generators import ActorKeys, Generators
+from protocol.messages.generators import Generators
 from protocol.messages.peers import Drain, Goodbye, Heartbeat, Hello, QueueStats, Refused, Welcome
 from protocol.messages.segments import Segment
 from protocol.messages.tasks import PutTasks, TaskCredit, TaskRejected
@@ -75,10 +77,9 @@ class Dispatcher:
         self.config, self.run = config, run
         self.state = BrokerState(config, MemoryStore() if store is None else store, max_policy_lag, boot)
         self.actors = ActorSide(self.state)
-        self.learners = LearnerSide(self.state)
-        self.generators = GeneratorList(self.state.peers, config.generator_stall_s)
-        self._actor_keys: list[str] | None = None
-        """Public keys of actors that generators are to admit; None without encryption."""
+        news = WeightsNews(self.state)
+        self.learners = LearnerSide(self.state, news)
+        self.generators = GeneratorSide(self.state, news)
         self._draining_since: float | None = None
         self._swept = self._stats_sent = now
 
@@ -112,7 +113,7 @@ class Dispatcher:
 
     def follow(self, now: float) -> list[Send]:
         """Deliver units, lease tasks, send notices and lists as far as possible now; return the actions."""
-        self._offer_generators(now)
+        self.generators.offer(now)
         if self._draining_since is None:
             if self.state.deliveries.ready:
                 self.learners.deliver(now)
@@ -128,7 +129,7 @@ class Dispatcher:
         learner = self.learners.learner
         if learner is not None and now - self._stats_sent >= STATS_S:
             self._stats_sent = now
-            self.state.outbox.send(learner.name, QueueStats(gauges=self.gauges()))
+            self.state.outbox.send(learner.name, QueueStats(gauges=gauges_of(self.state)))
             self.learners.check_ledger()
         return self.follow(now)
 
@@ -147,10 +148,7 @@ class Dispatcher:
         for name in revoked:
             if (peer := self.state.peers.get(name)) is not None:
                 self._lose(peer, now, fault=True)
-        if actor_keys != self._actor_keys:
-            self._actor_keys = list(actor_keys)
-            for generator in self.state.peers.of("generator"):
-                self._tell_actor_keys(generator)
+        self.generators.admit(actor_keys)
         return self.follow(now)
 
     def drain(self, reason: str, now: float) -> list[Send]:
@@ -165,30 +163,6 @@ class Dispatcher:
         if self._draining_since is None:
             return False
         return len(self.state.peers) == 0 or now - self._draining_since > DRAIN_S
-
-    def gauges(self) -> dict[str, float]:
-        """Return the broker's gauges, and the merged gauges of generators and actors."""
-        state = self.state
-        return {
-            **state.peers.gauges(),
-            "broker/queue_depth_segments": float(len(state.store)),
-            "broker/queued_bytes": float(state.store.nbytes),
-            "broker/tasks_queued": float(state.tasks.queued),
-            "broker/tasks_leased": float(state.tasks.leased),
-            "broker/units_ready": float(state.deliveries.ready),
-            "broker/units_leased": float(state.deliveries.leased),
-            "broker/units_committed": float(state.deliveries.committed),
-            "broker/journal_aside_bytes": float(state.store.committed_nbytes),
-            "broker/length_bias_tokens": state.ledger.lengths.bias_tokens,
-            "broker/length_distance_tokens": state.ledger.lengths.distance_tokens,
-            "broker/ledger_stored_tokens": float(state.ledger.stored.tokens),
-            "broker/ledger_held_tokens": float(state.ledger.held_tokens),
-            "broker/ledger_rolled_back_tokens": float(state.ledger.rolled_back.tokens),
-            **{
-                f"broker/ledger_{outcome}_tokens": float(tally.tokens)
-                for outcome, tally in state.ledger.outcomes.items()
-            },
-        }
 
     # --- joining and leaving ------------------------------------------------------------------------------
 
@@ -210,33 +184,18 @@ class Dispatcher:
             self.state.outbox.send(name, Generators(generators=self.generators.offered))
             self.actors.joined(peer, trickle=self.learners.starving(now))
         elif hello.role == "generator":
-            self._tell_actor_keys(peer)
-            self.generators.heard(peer, now)
-            self.learners.news.heard(peer)
-            self.learners.news.announce(peer)
+            self.generators.joined(peer, now)
         else:
             self.learners.welcome(peer)
         if self._draining_since is not None:
             self.state.outbox.send(name, Drain(reason="the broker is ending"))
 
-    def _tell_actor_keys(self, generator: Peer) -> None:
-        if self._actor_keys is not None:
-            self.state.outbox.send(generator.name, ActorKeys(public_keys=self._actor_keys))
-
     def objection(self, name: str, hello: Hello) -> Refused | None:
         """Return the refusal that the peer ``name`` would get for this Hello, or None. Changes nothing."""
-        known = self.state.peers.get(name)
-        if hello.peer != name:
-            text = f"the routing id is {name!r}, Hello says {hello.peer!r}; they must be equal"
-            return Refused(code="bad_hello", message=text, fatal=True)
-        if known is not None and hello.incarnation < known.hello.incarnation:
-            text = f"a newer process of the name {name!r} has joined; names must be unique in a run"
-            return Refused(code="stale_incarnation", message=text, fatal=True)
-        if known is None and len(self.state.peers) >= MAX_PEERS:
-            return Refused(
-                code="too_many_peers", message=f"{MAX_PEERS} peers are connected, the limit; try again later"
-            )
-        return self.learners.objection(hello) if hello.role == "learner" else None
+        refusal = self.state.peers.objection(name, hello)
+        if refusal is None and hello.role == "learner":
+            return self.learners.objection(hello)
+        return refusal
 
     def _welcome(self, peer: Peer) -> Welcome:
         return Welcome(
@@ -263,7 +222,6 @@ class Dispatcher:
             self.learners.left(peer, on_purpose=not fault)
         else:
             self.generators.left(peer.name)
-            self.learners.news.left(peer.name)
 
     def _from_peer(self, peer: Peer, message: AnyMessage, frames: Sequence[Buffer], now: float) -> None:
         # The most frequent messages come first.
@@ -281,9 +239,7 @@ class Dispatcher:
                 peer.beat(message, now)
                 self.state.outbox.send(peer.name, Heartbeat(policy_version=self.learners.policy_version))
                 if peer.role == "generator":
-                    self.generators.heard(peer, now)
-                    self.learners.news.heard(peer)
-                    self.learners.news.remind(peer, now)
+                    self.generators.beat(peer, now)
             case Goodbye():
                 self._lose(peer, now, fault=False)
             case PutTasks():
@@ -302,16 +258,6 @@ class Dispatcher:
                 self.state.outbox.refuse(peer.name, "unexpected", text)
 
     # --- consequences -------------------------------------------------------------------------------------
-
-    def _offer_generators(self, now: float) -> None:
-        """Send the list of generators to all actors, if a new one is due."""
-        actors = self.state.peers.of("actor") if self.generators.is_changed else []
-        offered = self.generators.take(actors=len(actors), now=now)
-        if offered is not None:
-            # One message for all, so that it is encoded once.
-            generators = Generators(generators=offered)
-            for actor in actors:
-                self.state.outbox.send(actor.name, generators)
 
     def _sweep(self, now: float) -> None:
         elapsed, self._swept = now - self._swept, now

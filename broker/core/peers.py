@@ -10,7 +10,7 @@ from protocol.codec import MAX_HEADER_BYTES
 from protocol.gauges import merge_of, tag
 from protocol.messages.fields import Role
 from protocol.messages.generators import GeneratorInfo
-from protocol.messages.peers import Heartbeat, Hello
+from protocol.messages.peers import Heartbeat, Hello, Refused
 
 MAX_PEERS = 4_096
 INFO_BYTES = 128
@@ -130,6 +130,21 @@ class Peers:
     def of(self, role: Role) -> list[Peer]:
         """Return the peers of one role, in the order of joining."""
         return list(self._of[role].values())
+
+    def objection(self, name: str, hello: Hello) -> Refused | None:
+        """Return the refusal that a peer of any role would get for this Hello, or None. Changes nothing."""
+        known = self._peers.get(name)
+        if hello.peer != name:
+            text = f"the routing id is {name!r}, Hello says {hello.peer!r}; they must be equal"
+            return Refused(code="bad_hello", message=text, fatal=True)
+        if known is not None and hello.incarnation < known.hello.incarnation:
+            text = f"a newer process of the name {name!r} has joined; names must be unique in a run"
+            return Refused(code="stale_incarnation", message=text, fatal=True)
+        if known is None and len(self._peers) >= MAX_PEERS:
+            return Refused(
+                code="too_many_peers", message=f"{MAX_PEERS} peers are connected, the limit; try again later"
+            )
+        return None
 
     def add(self, hello: Hello, now: float) -> Peer:
         """Register a peer without credit. The same process keeps its time of joining and its heartbeat."""

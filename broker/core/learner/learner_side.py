@@ -26,9 +26,8 @@ MAX_CREDIT = 1 << 20
 class LearnerSide:
     """The one live learner, its notices and deliveries, and the newest policy version."""
 
-    def __init__(self, state: BrokerState) -> None:
-        self._state = state
-        self.news = WeightsNews(state)
+    def __init__(self, state: BrokerState, news: WeightsNews) -> None:
+        self._state, self._news = state, news
         self.learner: Peer | None = None
         self._asked_at = self._failed_at = -math.inf
         self._notices = Notices(state)
@@ -190,7 +189,7 @@ class LearnerSide:
         )
         if event != newest:
             self._state.record(event, now)
-        self.news.published()
+        self._news.published()
 
     def _of_this_epoch(self, peer: Peer, epoch: int, what: str) -> bool:
         if epoch == peer.hello.epoch:

@@ -1,5 +1,6 @@
 """Test joining, liveness, incarnations, epochs, and the generators' health."""
 
+from broker.core.gauges import gauges_of
 from protocol.messages.delivery import Commit, DeliveryCredit
 from protocol.messages.generators import Generators
 from protocol.messages.peers import Drain, Goodbye, Heartbeat, Hello, QueueStats, Refused, Welcome
@@ -294,8 +295,8 @@ def test_statistics_reach_the_learner_each_second_with_gauges_put_together():
     assert stats[-1].gauges["broker/tasks_queued"] == 0.0
     driver.say("g0", Goodbye())
     # Totals outlive their peer.
-    assert driver.dispatcher.gauges()["generator/tokens_total"] == 15.0
-    assert driver.dispatcher.gauges()["generator/idle_share"] == 0.0
+    assert gauges_of(driver.dispatcher.state)["generator/tokens_total"] == 15.0
+    assert gauges_of(driver.dispatcher.state)["generator/idle_share"] == 0.0
 
 
 def test_totals_of_a_peer_that_was_only_silent_are_counted_once():
@@ -303,13 +304,13 @@ def test_totals_of_a_peer_that_was_only_silent_are_counted_once():
     driver.hello("generator", "g0", endpoint="x")
     driver.say("g0", Heartbeat(gauges={"tokens_total": 10.0}))
     driver.wait(10.0)
-    assert driver.dispatcher.gauges()["generator/tokens_total"] == 10.0
+    assert gauges_of(driver.dispatcher.state)["generator/tokens_total"] == 10.0
     driver.hello("generator", "g0", endpoint="x")
     driver.say("g0", Heartbeat(gauges={"tokens_total": 12.0}))
-    assert driver.dispatcher.gauges()["generator/tokens_total"] == 12.0
+    assert gauges_of(driver.dispatcher.state)["generator/tokens_total"] == 12.0
     driver.hello("generator", "g0", incarnation=2, endpoint="x")
     driver.say("g0", Heartbeat(gauges={"tokens_total": 1.0}))
-    assert driver.dispatcher.gauges()["generator/tokens_total"] == 13.0
+    assert gauges_of(driver.dispatcher.state)["generator/tokens_total"] == 13.0
 
 
 def test_gauges_of_a_heartbeat_are_bounded():

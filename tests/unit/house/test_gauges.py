@@ -8,6 +8,7 @@ from actors.generator.serving import Serving
 from actors.generator.vllm_stats import SchedulerGauges
 from actors.generator.weights.staging import NewestWins
 from actors.generator.weights.updater import WeightUpdater
+from broker.core.gauges import gauges_of
 from broker.gauges import BROKER
 from protocol.gauges import BY_ROLE, ENV, GENERATOR, merge_of, tag
 from protocol.messages.peers import Goodbye, Heartbeat
@@ -24,7 +25,7 @@ def test_a_generator_sends_what_is_declared_of_generators():
 
 
 def test_the_broker_reports_what_is_declared_of_it():
-    own = {name for name in Driver().dispatcher.gauges() if name.startswith("broker/")}
+    own = {name for name in gauges_of(Driver().dispatcher.state) if name.startswith("broker/")}
     assert own == {f"broker/{name}" for name in BROKER}
 
 
@@ -33,11 +34,11 @@ def test_an_environments_gauges_have_no_role_and_are_averaged_or_counted():
     for actor, solved in (("a0", 2.0), ("a1", 4.0)):
         driver.actor(actor)
         driver.say(actor, Heartbeat(gauges={f"{ENV}depth": solved, f"{ENV}games_total": solved}))
-    gauges = driver.dispatcher.gauges()
+    gauges = gauges_of(driver.dispatcher.state)
     assert gauges["env/depth"] == 3.0
     assert gauges["env/games_total"] == 6.0
     driver.say("a0", Goodbye())
-    gauges = driver.dispatcher.gauges()
+    gauges = gauges_of(driver.dispatcher.state)
     assert (gauges["env/depth"], gauges["env/games_total"]) == (4.0, 6.0), "counters outlive their actor"
 
 
