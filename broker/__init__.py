@@ -2,7 +2,8 @@
 
 - `service`: the loop around the sockets; `identities`: which connection speaks for which peer;
   `encoder`: encodes what leaves; `listening`: the limit of open connections.
-- `output_commit`: holds messages back until the journal has the records they rest on.
+- `output_commit`: holds messages back until the journal has the records they rest on. `dead_letters`: keeps
+  messages that could not be handled.
 - `recovery`, `journal_store`: the state as the journal has it. `status`, `waits`, `gauges`: the content of
   `/status` and `/metrics`.
 - `config`, `errors`: settings and errors.

@@ -1,6 +1,5 @@
 """The `Dispatcher` with its journal: answers leave once the journal has the records they rest on."""
 
-import hashlib
 import logging
 import time
 from collections import deque
@@ -12,19 +11,12 @@ from typing import Any
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
 from broker.core.outbox import Send
+from broker.dead_letters import POISON, DeadLetters
 from broker.errors import BrokerError, StateBroken
-from broker.journal.journal import (
-    DeadLetter,
-    Journal,
-    JournalError,
-    Kind,
-    Record,
-    pack_dead_letter,
-    unpack_dead_letter,
-)
+from broker.journal.journal import Journal, JournalError
 from broker.journal.records import MAX_PAYLOAD_BYTES
 from broker.journal_store import JournalStore
-from broker.recovery import poison_of, recover, snapshot
+from broker.recovery import recover, snapshot
 from protocol.codec import Buffer
 from protocol.messages.any_message import AnyMessage
 from protocol.messages.generators import ActorKeys
@@ -34,16 +26,6 @@ log = logging.getLogger(__name__)
 
 NEED_NOT_WAIT = (ActorKeys, Heartbeat, QueueStats, Refused)
 """Messages that promise nothing, so they need not wait for the journal."""
-MAX_DEAD_LETTERS = 1_000
-"""Upper limit of the dead letters that one process keeps."""
-MAX_DEAD_TOTAL_BYTES = 16 << 20
-"""Upper limit of the bytes of all dead letters that one process keeps."""
-MAX_DEAD_BYTES = 64 * 1024
-"""Upper limit of the bytes of one dead letter, all frames together."""
-MAX_DEAD_FRAMES = 64
-MAX_DEAD_REASON = 1_000
-"""Upper limit of the characters of a dead letter's reason."""
-POISON = "broker_fault"
 POISONED = "this message broke the broker before"
 
 
@@ -73,8 +55,7 @@ class OutputCommit:
         self._store = store
         self._reopen: Callable[[], Journal]
         self._waiting: deque[tuple[int, Send]] = deque()
-        self._poison: set[bytes] = set()
-        self._dead = self._dead_bytes = 0
+        self.dead_letters = DeadLetters(journal)
         self._freed = 0
         """`JournalStore.freed` when needless files were last deleted; -1: look for them at the next flush."""
         self._blocked = ""
@@ -111,7 +92,7 @@ class OutputCommit:
         output_commit._reopen = reopen
         output_commit.bell = bell
         try:
-            recover(dispatcher.state, store, map(output_commit._note_dead, journal.recovered()), now)
+            recover(dispatcher.state, store, map(output_commit.dead_letters.note, journal.recovered()), now)
         except BaseException:
             journal.abandon()
             raise
@@ -121,7 +102,7 @@ class OutputCommit:
 
     def objection(self, name: str, hello: Hello, frames: Sequence[Buffer]) -> Refused | None:
         """Return the refusal that the peer ``name`` would get for this Hello, or None. Changes nothing."""
-        if self._is_poison(name, frames):
+        if self.dead_letters.is_poison(name, frames):
             return Refused(code="poison", message=POISONED)
         return self.dispatcher.objection(name, hello)
 
@@ -136,7 +117,7 @@ class OutputCommit:
         # Half of a change is applied, so no message that comes now is to blame.
         if self._broken:
             return []
-        if self._is_poison(name, frames):
+        if self.dead_letters.is_poison(name, frames):
             return self._may_leave(self.dispatcher.refuse(name, "poison", POISONED))
         before = self.journal.sequence if self.journal is not None else 0
         try:
@@ -147,7 +128,7 @@ class OutputCommit:
         except Exception as error:
             # One message must not end the run.
             log.exception("%s from %r could not be handled", type(message).__name__, name)
-            self.keep_dead_letter(name, POISON, repr(error), frames)
+            self.dead_letters.keep(name, POISON, repr(error), frames)
             return self.refuse(name, POISON, "a fault of the broker; its log has the details")
         try:
             return self._may_leave(self.dispatcher.follow(now))
@@ -170,9 +151,8 @@ class OutputCommit:
             self.journal.abandon()
         if self.journal is not None and frames:
             self.journal = self._reopen()
-            # Start counting again, because without this dead letter the next process would break, too.
-            self._dead = self._dead_bytes = 0
-            self.keep_dead_letter(name, POISON, reason, frames)
+            self.dead_letters.go_on_in(self.journal)
+            self.dead_letters.keep(name, POISON, reason, frames)
             self.journal.close()
 
     def tick(self, now: float) -> list[Send]:
@@ -235,7 +215,7 @@ class OutputCommit:
     def _look_after_files(self, journal: Journal) -> None:
         assert self._store is not None
         if journal.wants_snapshot:
-            saved = snapshot(self.dispatcher.state, self._store, self._poison)
+            saved = snapshot(self.dispatcher.state, self._store, self.dead_letters.poison)
             if len(saved) > MAX_PAYLOAD_BYTES:
                 journal.postpone(len(saved))
             else:
@@ -267,74 +247,9 @@ class OutputCommit:
             "blocked": self.journal.blocked,
             "low": self.journal.low,
             "why_low": self.journal.why_low,
-            "dead_letters": self._dead,
+            "dead_letters": self.dead_letters.count,
         }
 
     def close(self) -> None:
         if self.journal is not None:
             self.journal.close()
-
-    # --- dead letters -------------------------------------------------------------------------------------
-
-    def _is_poison(self, name: str, frames: Sequence[Buffer]) -> bool:
-        return bool(self._poison) and _digest(name, frames) in self._poison
-
-    def keep_dead_letter(self, name: str, code: str, reason: str, frames: Sequence[Buffer]) -> None:
-        """Keep a message that could not be handled, with the reason, as a dead letter.
-
-        A process keeps its first `MAX_DEAD_LETTERS`, up to `MAX_DEAD_TOTAL_BYTES`. While the disk is nearly full
-        it keeps only those of messages that broke the broker, which the next process must know.
-        """
-        digest = _digest(name, frames) if code == POISON else b""
-        if digest:
-            self._poison.add(digest)
-        journal = self.journal
-        if journal is None or self._dead >= MAX_DEAD_LETTERS or self._dead_bytes >= MAX_DEAD_TOTAL_BYTES:
-            return
-        if code != POISON and (journal.low or journal.blocked):
-            return
-        letter = DeadLetter(
-            peer=name,
-            code=code,
-            reason=reason[:MAX_DEAD_REASON],
-            frames=_first_bytes(frames),
-            nbytes=sum(map(len, frames)),
-            digest=digest,
-        )
-        packed = pack_dead_letter(letter)
-        self._dead += 1
-        self._dead_bytes += len(packed)
-        journal.append(Kind.DEAD, packed)
-
-    def _note_dead(self, record: Record) -> Record:
-        if record.kind is Kind.SNAPSHOT:
-            self._poison.update(poison_of(record))
-        elif record.kind is Kind.DEAD:
-            letter = unpack_dead_letter(record.payload)
-            if letter.code == POISON:
-                self._poison.add(letter.digest or _digest(letter.peer, letter.frames))
-        return record
-
-
-def _first_bytes(frames: Sequence[Buffer]) -> list[bytes]:
-    """Return the first frames of a message, cut to `MAX_DEAD_BYTES` in sum.
-
-    Example:
-        >>> [len(frame) for frame in _first_bytes([b"x" * 60_000, b"y" * 60_000, b"z"])]
-        [60000, 5536]
-    """
-    kept, room = list[bytes](), MAX_DEAD_BYTES
-    for frame in frames[:MAX_DEAD_FRAMES]:
-        if not room and len(frame):
-            break
-        kept.append(bytes(frame[:room]))
-        room -= len(kept[-1])
-    return kept
-
-
-def _digest(name: str, frames: Sequence[Buffer]) -> bytes:
-    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape"))
-    for frame in frames:
-        # Letters of earlier versions have these bytes of each frame, and no digest.
-        digest.update(b"/" + bytes(frame[: 64 * 1024]))
-    return digest.digest()

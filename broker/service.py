@@ -241,7 +241,7 @@ class Service:
     def _malformed(self, name: str, frames: Sequence[Buffer], error: ProtocolError) -> None:
         if self._may_log(error.code):
             log.warning("message from %r refused: %s", name, error)
-        self._output_commit.keep_dead_letter(name, error.code, str(error), frames)
+        self._output_commit.dead_letters.keep(name, error.code, str(error), frames)
         self._act(self._output_commit.refuse(name, error.code, str(error)))
 
     def _connection(self) -> Connection | None:

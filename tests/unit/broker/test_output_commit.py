@@ -8,10 +8,11 @@ import pytest
 
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
+from broker.dead_letters import MAX_DEAD_LETTERS, MAX_DEAD_TOTAL_BYTES, POISON
 from broker.errors import StateBroken
 from broker.journal.files import records
 from broker.journal.journal import Journal, JournalError, Kind, Record, unpack_dead_letter
-from broker.output_commit import MAX_DEAD_LETTERS, MAX_DEAD_TOTAL_BYTES, POISON, OutputCommit
+from broker.output_commit import OutputCommit
 from protocol.codec import decode, encode
 from protocol.messages.delivery import Commit, Deliver, DeliveryCredit
 from protocol.messages.peers import Heartbeat, Hello, Refused, Welcome
@@ -126,7 +127,7 @@ def test_a_message_that_breaks_the_books_ends_the_process_and_is_refused_by_the_
     assert len(scene.desk.dispatcher.state.store) == 0
     (refused,) = scene.frames("actor", frames)
     assert refused.code == "poison"
-    scene.desk.keep_dead_letter("actor", "malformed", "no message", [b"x"])
+    scene.desk.dead_letters.keep("actor", "malformed", "no message", [b"x"])
     assert scene.desk.status()["dead_letters"] == 1
 
 
@@ -134,7 +135,7 @@ def test_who_speaks_behind_the_message_that_broke_the_books_is_not_blamed(scene,
     scene.say("learner", PutTasks(tasks=group("g", 2)))
     one, two = (message for message in scene.flush() if isinstance(message, LeaseTask))
     for i in range(MAX_DEAD_LETTERS):
-        scene.desk.keep_dead_letter("junk", "malformed", "no message", [b"%d" % i])
+        scene.desk.dead_letters.keep("junk", "malformed", "no message", [b"%d" % i])
     assembly = type(scene.desk.dispatcher.state.assembly)
     with monkeypatch.context() as broken:
         broken.setattr(assembly, "add", lambda *_: 1 / 0)
@@ -203,8 +204,8 @@ def letters(folder):
 
 def test_a_dead_letter_has_a_limit_of_its_own_whatever_its_frames_are(scene):
     before = scene.desk.journal.nbytes
-    scene.desk.keep_dead_letter("junk", "malformed", "long " * 10_000, [b"x" * 65_536] * 1000)
-    scene.desk.keep_dead_letter("junk", "malformed", "no message", [b""] * 65_536)
+    scene.desk.dead_letters.keep("junk", "malformed", "long " * 10_000, [b"x" * 65_536] * 1000)
+    scene.desk.dead_letters.keep("junk", "malformed", "no message", [b""] * 65_536)
     scene.flush()
     assert scene.desk.journal.nbytes - before < 80_000
     long, empty = letters(scene.folder)
@@ -215,7 +216,7 @@ def test_a_dead_letter_has_a_limit_of_its_own_whatever_its_frames_are(scene):
 def test_all_dead_letters_of_a_process_have_a_limit(scene):
     before = scene.desk.journal.nbytes
     for i in range(MAX_DEAD_LETTERS):
-        scene.desk.keep_dead_letter("junk", "malformed", "no message", [b"%d" % i, b"x" * 100_000])
+        scene.desk.dead_letters.keep("junk", "malformed", "no message", [b"%d" % i, b"x" * 100_000])
     scene.flush()
     assert scene.desk.journal.nbytes - before < MAX_DEAD_TOTAL_BYTES + 100_000
     assert scene.desk.status()["dead_letters"] < MAX_DEAD_LETTERS
@@ -224,15 +225,15 @@ def test_all_dead_letters_of_a_process_have_a_limit(scene):
 @pytest.mark.parametrize("why", ["low", "blocked"])
 def test_a_disk_that_is_nearly_full_is_for_more_than_dead_letters(scene, monkeypatch, why):
     monkeypatch.setattr(Journal, why, True)
-    scene.desk.keep_dead_letter("junk", "malformed", "no message", [b"x"])
+    scene.desk.dead_letters.keep("junk", "malformed", "no message", [b"x"])
     assert scene.desk.status()["dead_letters"] == 0
-    scene.desk.keep_dead_letter("actor", POISON, "a fault", [b"x"])
+    scene.desk.dead_letters.keep("actor", POISON, "a fault", [b"x"])
     assert scene.desk.status()["dead_letters"] == 1
 
 
 def test_a_long_message_that_broke_the_broker_is_known_again_by_its_letter_alone(scene):
     frames = [b"header", b"x" * 60_000, b"y" * 60_000]
-    scene.desk.keep_dead_letter("actor", POISON, "a fault", frames)
+    scene.desk.dead_letters.keep("actor", POISON, "a fault", frames)
     scene.flush()
     scene.kill()
     known = scene.desk.handle("actor", Heartbeat(progress=1.0), frames, scene.now)
