@@ -12,40 +12,33 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import zmq
-from aiohttp import web
 
 from broker.config import BrokerConfig
 from broker.core.outbox import Send
-from broker.encoder import Encoder
 from broker.errors import BindRefused, BrokerError, NameInUse, StateBroken, WrongKey
-from broker.identities import REVOKED, Identities, unnamed
+from broker.http_pages import HttpPages
+from broker.identities import REVOKED, unnamed
 from broker.journal.journal import JournalError
 from broker.listening import allow_many_connections, bind_failure
 from broker.output_commit import OutputCommit
-from broker.status import prometheus, status
+from broker.peer_socket import PeerSocket, may_log
 from protocol.codec import Buffer, decode
 from protocol.envelopes import open_envelope
-from protocol.errors import LimitExceeded, LinkDown, ProtocolError
+from protocol.errors import ProtocolError
 from protocol.messages.fields import MAX_ITEMS
 from protocol.messages.peers import Goodbye, Hello, Refused
 from protocol.security.addresses import check_endpoint, split_address
-from protocol.security.connections import Connection
-from protocol.security.guard import Guard, GuardedSocket
 from protocol.security.http_serving import serving
 from protocol.security.http_tls import scheme
-from protocol.security.http_token import require_token
 from protocol.security.keys import AllowList, Principal
-from protocol.sockets import AsyncSocket, router
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
 HTTP_STOP_S = 1.0
 COMING_AND_GOING = (Hello, Goodbye)
-MAX_WARNINGS = 100
 
 
 def serve(
@@ -94,11 +87,9 @@ class Service:
     ) -> None:
         self._config, self._output_commit, self._dispatcher = config, output_commit, output_commit.dispatcher
         self._keys, self._http_keys = keys, http_keys
-        self._guard: Guard | None = None
-        self._identities: Identities | None = None
+        self._peers = PeerSocket(self._dispatcher.state.ledger)
         self._admitted: AllowList | None = None
         """Allow-list of which the dispatcher knows."""
-        self._socket: AsyncSocket | None = None
         self._stop = asyncio.Event()
         self._flushing = False
         self._broken: BrokerError | None = None
@@ -123,35 +114,24 @@ class Service:
                 await self._drain()
         finally:
             self._output_commit.bell.heard = lambda: None
-            if self._socket is not None:
-                self._socket.close()
-            if self._guard is not None:
-                self._guard.close()
+            self._peers.close()
             self._output_commit.close()
 
     def _bind(self) -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        if self._keys is not None:
-            self._guard = Guard(context, self._keys, "broker")
-            self._identities = Identities(
-                self._guard.admission, lambda peer: self._dispatcher.state.peers.get(peer) is not None
-            )
-            self._output_commit.address = self._identities.address
-        socket = router(context) if self._guard is None else self._guard.router(context)
-        try:
-            socket.bind(self._config.endpoint)
-        except zmq.ZMQError as error:
-            socket.close()
-            raise BindRefused(bind_failure("broker.endpoint", self._config.endpoint, error.errno)) from None
-        if self._guard is None:
-            self._socket = AsyncSocket(socket, self._received)
-        else:
-            self._socket = GuardedSocket(socket, self._received, self._guard)
-        self._socket.after_batch = self._after_batch
-        log.info("peers connect to %s", socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        connected = self._dispatcher.state.peers
+        self._peers.bind(
+            self._config.endpoint,
+            self._keys,
+            heard=lambda peer: connected.get(peer) is not None,
+            received=self._received,
+            after_batch=self._after_batch,
+        )
+        if self._peers.identities is not None:
+            self._output_commit.address = self._peers.identities.address
 
     async def _bind_http(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> None:
-        http = serving(self._app(), host, port, self._http_keys, shutdown_s=HTTP_STOP_S)
+        app = HttpPages(self._output_commit, self._peers.guard, self._http_keys).app()
+        http = serving(app, host, port, self._http_keys, shutdown_s=HTTP_STOP_S)
         try:
             bound = await stack.enter_async_context(http)
         except OSError as error:
@@ -168,16 +148,17 @@ class Service:
 
     def _look_at_keys(self, now: float) -> None:
         """Tell the dispatcher if the keys that are admitted have changed."""
-        if self._guard is None or self._identities is None:
+        guard, identities = self._peers.guard, self._peers.identities
+        if guard is None or identities is None:
             return
-        admission = self._guard.admission
+        admission = guard.admission
         admission.reload(now)
         if admission.allowed is self._admitted:
             return
         self._admitted, keys = admission.allowed, admission.allowed.keys_of("actor")
         if len(keys) > MAX_ITEMS:
             log.error("%d keys of actors, generators admit %d of them; remove some", len(keys), MAX_ITEMS)
-        self._act(self._output_commit.admit(keys[:MAX_ITEMS], self._identities.revoked(), now))
+        self._act(self._output_commit.admit(keys[:MAX_ITEMS], identities.revoked(), now))
 
     # --- messages -----------------------------------------------------------------------------------------
 
@@ -188,31 +169,31 @@ class Service:
         the key is not admitted (any more).
         """
         route, raw = bytes(frames[0]), frames[1:]
-        if self._identities is not None and sender is None:
+        if self._peers.identities is not None and sender is None:
             self._refuse_key(route, "message", REVOKED)
             return
         try:
             messages = open_envelope(raw)
         except ProtocolError as error:
-            self._malformed(self._name(route), raw, error)
+            self._malformed(self._peers.name(route), raw, error)
             return
         for one in messages:
             try:
                 self._take(route, one, sender)
             except Exception:
                 # The other messages of the envelope count all the same.
-                log.exception("a message from %r could not be handled", self._name(route))
+                log.exception("a message from %r could not be handled", self._peers.name(route))
 
     def _take(self, route: bytes, frames: Sequence[Buffer], sender: Principal | None) -> None:
-        name = self._name(route)
+        name = self._peers.name(route)
         try:
             message, _ = decode(frames)
         except ProtocolError as error:
             self._malformed(name, frames, error)
             return
-        if self._identities is not None:
+        if self._peers.identities is not None:
             try:
-                name = self._identities.check(route, sender, message)
+                name = self._peers.identities.check(route, sender, message)
             except WrongKey as error:
                 self._refuse_key(route, type(message).__name__, str(error))
                 return
@@ -221,13 +202,13 @@ class Service:
                 return
         if isinstance(message, COMING_AND_GOING):
             log.info("%s from %r", type(message).__name__, name)
-        if self._identities is not None and isinstance(message, Hello):
+        if self._peers.identities is not None and isinstance(message, Hello):
             assert sender is not None
             refusal = self._output_commit.objection(name, message, frames[1:])
             if refusal is not None:
                 self._refuse(route, refusal)
                 return
-            self._identities.bind(route, sender, name, self._connection())
+            self._peers.identities.bind(route, sender, name, self._peers.connection())
             # Generators must know a new key before its actor connects to them.
             self._look_at_keys(time.monotonic())
         try:
@@ -239,17 +220,14 @@ class Service:
             self._stop.set()
 
     def _malformed(self, name: str, frames: Sequence[Buffer], error: ProtocolError) -> None:
-        if self._may_log(error.code):
+        if may_log(self._dispatcher.state.ledger, error.code):
             log.warning("message from %r refused: %s", name, error)
         self._output_commit.dead_letters.keep(name, error.code, str(error), frames)
         self._act(self._output_commit.refuse(name, error.code, str(error)))
 
-    def _connection(self) -> Connection | None:
-        return self._socket.connection() if isinstance(self._socket, GuardedSocket) else None
-
     def _refuse_key(self, route: bytes, what: str, why: str) -> None:
-        if self._may_log("wrong_key"):
-            log.warning("%s from %r refused: %s", what, self._name(route), why)
+        if may_log(self._dispatcher.state.ledger, "wrong_key"):
+            log.warning("%s from %r refused: %s", what, self._peers.name(route), why)
         self._refuse(route, Refused(code="wrong_key", message=why, fatal=True))
 
     def _refuse(self, route: bytes, refusal: Refused) -> None:
@@ -257,30 +235,12 @@ class Service:
         self._dispatcher.state.ledger.refuse(refusal.code)
         self._act([Send(unnamed(route), refusal)])
 
-    def _may_log(self, code: str) -> bool:
-        """Return whether a refusal with this code is still logged. The limit keeps the log small."""
-        return self._dispatcher.state.ledger.refused.get(code, 0) < MAX_WARNINGS
-
-    def _name(self, route: bytes) -> str:
-        return (
-            route.decode("utf-8", "surrogateescape")
-            if self._identities is None
-            else self._identities.name(route)
-        )
-
-    def _route(self, name: str) -> bytes | None:
-        return (
-            name.encode("utf-8", "surrogateescape")
-            if self._identities is None
-            else self._identities.route(name)
-        )
-
     def _act(self, actions: list[Send]) -> None:
         """Send these messages, and schedule one flush of the journal for all messages handled until then."""
-        self._say(actions)
+        self._peers.send(actions)
         if not self._flushing:
             self._flushing = True
-            if self._socket is None or not self._socket.pumping:
+            if not self._peers.pumping:
                 asyncio.get_running_loop().call_soon(self._flush)
 
     def _after_batch(self) -> None:
@@ -292,7 +252,7 @@ class Service:
         if self._broken is not None:
             return
         try:
-            self._say(self._output_commit.flush())
+            self._peers.send(self._output_commit.flush())
         except JournalError as error:
             # The journal cannot be relied on, so the broker must not confirm anything more.
             log.critical("the journal has failed", exc_info=True)
@@ -302,52 +262,4 @@ class Service:
 
     def _release(self) -> None:
         if self._broken is None:
-            self._say(self._output_commit.release())
-
-    def _say(self, actions: list[Send]) -> None:
-        encoder = Encoder()
-        for action in actions:
-            route = self._route(action.peer)
-            # No connection of this peer is known, for example since a restart of the broker. ZeroMQ would
-            # drop the message, too.
-            if route is None:
-                continue
-            assert self._socket is not None
-            try:
-                self._socket.send([route, *encoder.frames(action)])
-            except (LimitExceeded, LinkDown) as error:
-                if self._may_log("not_sent"):
-                    log.error("%s to %s not sent: %s", type(action.message).__name__, action.peer, error)
-                self._dispatcher.state.ledger.refuse("not_sent")
-
-    # --- HTTP ---------------------------------------------------------------------------------------------
-
-    def _app(self) -> web.Application:
-        app = web.Application(client_max_size=1024, middlewares=[require_token(self._http_keys)])
-        app.router.add_get("/status", self._status)
-        app.router.add_get("/metrics", self._metrics)
-        return app
-
-    async def _status(self, _: web.Request) -> web.Response:
-        page = status(
-            self._dispatcher,
-            time.monotonic(),
-            journal=self._output_commit.status(),
-            security=self._security(),
-        )
-        return web.json_response(page)
-
-    def _security(self) -> dict[str, Any]:
-        if self._guard is None:
-            return {"encrypted": False}
-        admission = self._guard.admission
-        admission.reload(time.monotonic())
-        return {
-            "encrypted": True,
-            "keys_admitted": len(admission.allowed),
-            "handshakes_refused": dict(admission.refused),
-        }
-
-    async def _metrics(self, _: web.Request) -> web.Response:
-        text = prometheus(self._dispatcher, time.monotonic())
-        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+            self._peers.send(self._output_commit.release())

@@ -52,9 +52,9 @@ class Broker:
 
     def __init__(self, output_commit):
         self.service = Service(BrokerConfig(), output_commit, None, None)
-        self.service._identities = Identities(AllMay())
-        output_commit.address = self.service._identities.address
-        self.service._socket = self.socket = Socket()
+        self.service._peers.identities = Identities(AllMay())
+        output_commit.address = self.service._peers.identities.address
+        self.service._peers.socket = self.socket = Socket()
 
     def say(self, route, who, message, *, flush=True):
         return self.frames(route, who, encode(message), flush=flush)
@@ -104,7 +104,7 @@ def test_what_waits_for_the_journal_goes_to_the_process_it_was_meant_for(broker)
 def test_a_broker_without_keys_answers_by_name(tmp_path):
     output_commit = OutputCommit.open(BrokerConfig(), "run", 4, tmp_path / "journal")
     service = Service(BrokerConfig(), output_commit, None, None)
-    service._socket = socket = Socket()
+    service._peers.socket = socket = Socket()
     hello = Hello(role="actor", peer="actor", incarnation=2)
     service._received([b"actor", *encode(hello)])
     service._after_batch()
