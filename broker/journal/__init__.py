@@ -2,7 +2,7 @@
 
 It does not know tasks.
 
-- `journal`: the open journal. `writer`: its thread. `records`: the bytes of a record.
-- `opening`, `files`: check and repair a folder. `claim`: hold it. `mark`: how much of it the disk has.
-- `retention`: delete files. `config`: `[broker.journal]`.
+- `journal`: the open journal. `writer`: its thread. `write_queue`: what is not written yet.
+- `records`: the bytes of a record. `opening`, `files`: check and repair a folder. `claim`: hold it.
+- `mark`: how much of it the disk has. `retention`: delete files. `config`: `[broker.journal]`.
 """

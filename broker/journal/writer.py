@@ -1,6 +1,5 @@
 """Write the journal's bytes to the disk in order, and sync them in a thread.
 
-A group of records counts as written only when all of its bytes are.
 In mode "written" the caller of `flush` writes, and the thread syncs at intervals. In mode "synced" the thread
 does both, and the records appended while it syncs are its next group.
 """
@@ -9,15 +8,14 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from broker.errors import JournalError
 from broker.journal.claim import Claim
 from broker.journal.config import JournalConfig
 from broker.journal.mark import Mark
 from broker.journal.records import file_name
+from broker.journal.write_queue import WriteGroup, WriteQueue
 from protocol.codec import Buffer
 from protocol.whole_files import sync_folder
 
@@ -25,32 +23,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 JOIN_S = 30.0
-MAX_PARTS = os.sysconf("SC_IOV_MAX")
-"""Upper limit of the buffers that one call writes without joining them first."""
 MAX_UNSYNCED = 8
 """Upper limit of the files that wait for a sync by the thread. At the limit, the writer syncs and waits."""
-
-
-@dataclass(slots=True)
-class WriteGroup:
-    """Whole records of one file, one after the other, that are written together."""
-
-    file: int
-    start: int
-    parts: list[Buffer]
-    nbytes: int
-    last: int
-    """Number of records appended when the group was last extended."""
-    done: int = 0
-    """Bytes written so far."""
-    taken: bool = False
-    """True while the group is being written, so that nothing is added to it."""
-
-    def whole(self) -> bytes:
-        """Return all bytes of the group in one piece."""
-        if len(self.parts) > 1:
-            self.parts = [b"".join(self.parts)]
-        return bytes(self.parts[0])
 
 
 class Writer:
@@ -68,19 +42,17 @@ class Writer:
         """Go on in the file ``newest`` at byte ``start``, or begin the file if there is a ``header``."""
         self._claim, self._folder, self._on_durable = claim, claim.folder, on_durable
         self._synced_mode, self._interval_s = config.durability == "synced", config.sync_interval_s
-        self._fresh: list[WriteGroup] = []
-        """Groups added since the last `flush`; the thread does not use them."""
         self._guard = threading.Condition()
         """Lock for what both threads use.
 
-        Invariant: `_pending`, `_open`, `_written`, `_at`, `_end`, `_synced`, `_requested` and `_closing` change only
-        while it is held.
+        Invariant: `_open`, `_written`, `_at`, `_end`, `_synced`, `_requested`, `_closing` and the queue's pending
+        groups change only while it is held.
         """
+        self._queue = WriteQueue(self._guard)
         self._syncing = threading.Lock()
-        self._pending: deque[WriteGroup] = deque()
         self._open: list[tuple[int, int]] = []
         """Number and descriptor of each file that is not synced to its end; the last one is being written."""
-        self._count = self._written = self._synced = 0
+        self._written = self._synced = 0
         self._blocked, self._retry_at, self._failure = "", 0.0, ""
         self._requested = self._closing = False
         self._at = self.durable_file = 0
@@ -91,7 +63,7 @@ class Writer:
         self._begin(newest)
         if header:
             self.add(newest, 0, (header,), len(header), records=0)
-            self._hand_over()
+            self._queue.hand_over()
             self._write()
         else:
             self._at, self._end = newest, start
@@ -104,7 +76,7 @@ class Writer:
     @property
     def count(self) -> int:
         """Number of records added."""
-        return self._count
+        return self._queue.count
 
     @property
     def durable(self) -> int:
@@ -123,28 +95,7 @@ class Writer:
 
     def add(self, file: int, start: int, parts: tuple[Buffer, ...], nbytes: int, records: int = 1) -> None:
         """Add ``nbytes`` for this place of a file, after everything added before."""
-        if not self._fresh or self._fresh[-1].file != file:
-            self._fresh.append(WriteGroup(file, start, [], 0, self._count))
-        group = self._fresh[-1]
-        group.parts += parts
-        group.nbytes += nbytes
-        self._count += records
-        group.last = self._count
-
-    def _hand_over(self) -> None:
-        """Move the groups added since the last call to the pending ones."""
-        if not self._fresh:
-            return
-        with self._guard:
-            for group in self._fresh:
-                last = self._pending[-1] if self._pending else None
-                if last is None or last.taken or last.file != group.file:
-                    self._pending.append(group)
-                else:
-                    last.parts += group.parts
-                    last.nbytes += group.nbytes
-                    last.last = group.last
-        self._fresh = []
+        self._queue.add(file, start, parts, nbytes, records)
 
     def flush(self) -> None:
         """Write what was added, or have the thread write it. A failed write is tried again after `RETRY_S`.
@@ -154,25 +105,21 @@ class Writer:
         """
         if self._failure:
             raise JournalError(self._failure)
-        self._hand_over()
+        self._queue.hand_over()
         if self._synced_mode:
             self._request()
-        elif self._pending and time.monotonic() >= self._retry_at:
+        elif self._queue.pending and time.monotonic() >= self._retry_at:
             self._write()
 
     def find(self, file: int, start: int, nbytes: int) -> bytes | None:
         """Return the bytes at this place if they are not written yet; otherwise None."""
-        with self._guard:
-            for group in (*self._pending, *self._fresh):
-                if group.file == file and group.start <= start < group.start + group.nbytes:
-                    return group.whole()[start - group.start : start - group.start + nbytes]
-        return None
+        return self._queue.find(file, start, nbytes)
 
     def sync(self, timeout_s: float) -> bool:
         """Wait until the disk has everything; return False if that takes longer than ``timeout_s``."""
         self.flush()
         with self._guard:
-            wanted, file = self._count, self._pending[-1].file if self._pending else self._at
+            wanted, file = self._queue.count, self._queue.last_file(self._at)
             self._requested = True
             self._guard.notify_all()
             self._guard.wait_for(lambda: self._has(wanted, file) or self._failure != "", timeout_s)
@@ -196,7 +143,7 @@ class Writer:
             return
         try:
             if write and not self._failure:
-                self._hand_over()
+                self._queue.hand_over()
                 self._write()
                 self._sync()
         except JournalError as error:
@@ -204,13 +151,13 @@ class Writer:
         finally:
             for _, fd in self._open:
                 os.close(fd)
-        if write and (self._failure or self._pending):
-            left = self._count - self.durable
+        if write and (self._failure or self._queue.pending):
+            left = self.count - self.durable
             log.error("journal: %d records are not safe: %s", left, self._failure or self._blocked)
 
     def _request(self) -> None:
         with self._guard:
-            if self._pending:
+            if self._queue.pending:
                 self._requested = True
                 self._guard.notify_all()
 
@@ -218,7 +165,7 @@ class Writer:
 
     def _write(self) -> None:
         try:
-            while (group := self._take()) is not None:
+            while (group := self._queue.take()) is not None:
                 if not self._open or group.file != self._open[-1][0]:
                     self._begin(group.file)
                 self._write_group(group, self._open[-1][1])
@@ -229,13 +176,6 @@ class Writer:
         else:
             self._blocked, self._retry_at = "", 0.0
 
-    def _take(self) -> WriteGroup | None:
-        with self._guard:
-            if not self._pending:
-                return None
-            self._pending[0].taken = True
-            return self._pending[0]
-
     def _begin(self, file: int) -> None:
         if len(self._open) >= MAX_UNSYNCED:
             self._sync()
@@ -245,27 +185,17 @@ class Writer:
             self._open.append((file, fd))
 
     def _write_group(self, group: WriteGroup, fd: int) -> None:
-        parts = group.parts if not group.done else []
-        for first in range(0, len(parts), MAX_PARTS):
-            some = parts[first : first + MAX_PARTS]
-            done = os.pwritev(fd, some, group.start + group.done)
-            group.done += done
-            if done < sum(map(len, some)):
-                break
-        # A full disk first writes less than it was given, and then fails.
-        while group.done < group.nbytes:
-            rest = memoryview(group.whole())[group.done :]
-            group.done += os.pwrite(fd, rest, group.start + group.done)
+        group.write(fd)
         with self._guard:
-            self._pending.popleft()
-            self._written, self._at, self._end = group.last, group.file, group.start + group.nbytes
+            self._queue.drop()
+            self._written, self._at, self._end = group.last, group.file, group.end
 
     # --- the thread ---------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         try:
             while self._wait():
-                if self._synced_mode and self._pending and time.monotonic() >= self._retry_at:
+                if self._synced_mode and self._queue.pending and time.monotonic() >= self._retry_at:
                     self._write()
                 if self._sync() and self._synced_mode:
                     self._on_durable()
@@ -282,7 +212,7 @@ class Writer:
         """Wait for a request or the next interval; return False when the writer is closing."""
         with self._guard:
             if not self._requested and not self._closing:
-                idle = None if not self._pending else RETRY_S
+                idle = None if not self._queue.pending else RETRY_S
                 self._guard.wait(idle if self._synced_mode else self._interval_s)
             self._requested = False
             return not self._closing
