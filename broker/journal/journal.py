@@ -7,18 +7,16 @@ any more are kept as a flight record while there is room for them. docs/understa
 and says what survives which failure.
 """
 
-import errno
 import logging
-import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from broker.errors import JournalError, TryLater
+from broker.errors import JournalError
 from broker.journal.claim import Claim
 from broker.journal.config import JournalConfig
 from broker.journal.files import Survey, read_file, survey
 from broker.journal.opening import accept, check, repair
+from broker.journal.readers import Readers
 from broker.journal.records import (
     HEAD_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -38,6 +36,7 @@ from broker.journal.records import (
     unpack_segment,
 )
 from broker.journal.retention import Retention
+from broker.journal.space import Space
 from broker.journal.writer import Writer
 from protocol.codec import Buffer
 
@@ -48,16 +47,12 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-SPACE_S = 0.2
-MAX_OPEN = 16
 FILE_SNAPSHOTS = 4
 """Size that a file reaches before the next one, in sizes of the snapshot that it begins with.
 
 Without this a snapshot as large as `file_bytes` would be written again at each flush. With 4, snapshots take at
 most a third of what other records take.
 """
-TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-"""Errors of reading that come from a lack of resources, and say nothing about the file."""
 
 
 class Journal:
@@ -77,11 +72,11 @@ class Journal:
         """Damage that was accepted."""
         self._files = dict(here.files)
         self._recoverable, self._since = dict(here.files), here.snapshot
-        self._readers: dict[int, int] = {}
+        self._readers = Readers(folder)
+        self._space = Space(folder, config, lambda: self.nbytes)
         self._first = here.next_number
         """Number of this process's first record, among all records of the journal."""
         self._snapshot_file = here.snapshot.file if here.snapshot else min(self._files, default=1)
-        self._why_low, self._looked_at = "", float("-inf")
         self._rotate_at = self._full(here.snapshot.nbytes if here.snapshot else 0)
         self._closed = False
         self._file, header = max([0, here.mark.file, *self._files]), b""
@@ -247,8 +242,7 @@ class Journal:
 
     def _release(self) -> None:
         for number in self._retention.work():
-            if number in self._readers:
-                os.close(self._readers.pop(number))
+            self._readers.forget(number)
 
     @property
     def nbytes(self) -> int:
@@ -258,22 +252,12 @@ class Journal:
     @property
     def low(self) -> bool:
         """Whether no more segments may be accepted: the disk is nearly full, or the journal is too large."""
-        now = time.monotonic()
-        if now - self._looked_at >= SPACE_S:
-            self._looked_at = now
-            try:
-                space = os.statvfs(self._folder)
-                free = space.f_bavail * space.f_frsize
-            except OSError as error:
-                log.warning("journal: %s: %s", self._folder, error.strerror)
-                free = 0
-            self._why_low = self._config.why_low(free, self.nbytes)
-        return bool(self._why_low)
+        return self._space.is_low()
 
     @property
     def why_low(self) -> str:
         """Say what `low` found the last time it looked: which room is short, in bytes; "" if none is."""
-        return self._why_low
+        return self._space.why_low
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -294,22 +278,7 @@ class Journal:
         """
         start, nbytes = place.offset - HEAD_BYTES, HEAD_BYTES + place.nbytes
         data = self._writer.find(place.file, start, nbytes)
-        try:
-            data = data or os.pread(self._reader(place.file), nbytes, start)
-        except OSError as error:
-            kind = TryLater if error.errno in TRANSIENT else JournalError
-            raise kind(f"{self._folder / file_name(place.file)}: {error.strerror}") from None
-        return payload_at(data, place)
-
-    def _reader(self, number: int) -> int:
-        fd = self._readers.pop(number, None)
-        if fd is None:
-            fd = os.open(self._folder / file_name(number), os.O_RDONLY | os.O_CLOEXEC)
-        # Readers are in the order of their last use.
-        self._readers[number] = fd
-        while len(self._readers) > MAX_OPEN:
-            os.close(self._readers.pop(next(iter(self._readers))))
-        return fd
+        return payload_at(data or self._readers.read(place.file, start, nbytes), place)
 
     # --- closing ------------------------------------------------------------------------------------------
 
@@ -326,7 +295,5 @@ class Journal:
             return
         self._closed = True
         self._writer.close(write=write)
-        for fd in self._readers.values():
-            os.close(fd)
-        self._readers = {}
+        self._readers.close()
         self._claim.close()
