@@ -3,7 +3,8 @@
 import hashlib
 from collections.abc import Sequence
 
-from broker.journal.journal import DeadLetter, Journal, Kind, Record, pack_dead_letter, unpack_dead_letter
+from broker.journal.journal import Journal
+from broker.journal.records import DeadLetter, Kind, Record, pack_dead_letter, unpack_dead_letter
 from broker.recovery import poison_of
 from protocol.codec import Buffer
 

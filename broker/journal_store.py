@@ -4,7 +4,8 @@ from collections import Counter, OrderedDict
 
 from broker.core.events import AnyEvent, encode_event
 from broker.core.store import Counted
-from broker.journal.journal import Journal, Kind, Place, pack_segment, unpack_segment
+from broker.journal.journal import Journal
+from broker.journal.records import Kind, Place, pack_segment, unpack_segment
 from protocol.codec import Buffer
 from protocol.names import SegmentKey
 

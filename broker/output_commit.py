@@ -12,8 +12,8 @@ from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
 from broker.core.outbox import Send
 from broker.dead_letters import POISON, DeadLetters
-from broker.errors import BrokerError, StateBroken
-from broker.journal.journal import Journal, JournalError
+from broker.errors import BrokerError, JournalError, StateBroken
+from broker.journal.journal import Journal
 from broker.journal.records import MAX_PAYLOAD_BYTES
 from broker.journal_store import JournalStore
 from broker.recovery import recover, snapshot

@@ -12,8 +12,8 @@ from broker.core.learner.released import LearnerSteps
 from broker.core.ledger import OUTCOMES, Ledger, Tally
 from broker.core.records import GroupRecord, TaskRecord, TrajectoryRecord, Unit
 from broker.core.state import BrokerState
-from broker.errors import BrokerError, StateBroken
-from broker.journal.journal import JournalError, Kind, Place, Record, unpack_segment
+from broker.errors import BrokerError, JournalError, StateBroken
+from broker.journal.records import Kind, Place, Record, unpack_segment
 from broker.journal_store import JournalStore
 from protocol.codec import decode_payload, decode_segment
 from protocol.errors import ProtocolError

@@ -17,10 +17,9 @@ import zmq
 
 from broker.config import BrokerConfig
 from broker.core.outbox import Send
-from broker.errors import BindRefused, BrokerError, NameInUse, StateBroken, WrongKey
+from broker.errors import BindRefused, BrokerError, JournalError, NameInUse, StateBroken, WrongKey
 from broker.http_pages import HttpPages
 from broker.identities import REVOKED, unnamed
-from broker.journal.journal import JournalError
 from broker.listening import allow_many_connections, bind_failure
 from broker.output_commit import OutputCommit
 from broker.peer_socket import PeerSocket, may_log

@@ -17,7 +17,7 @@ from benchmarks.fuzz.engine import Choices
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
 from broker.core.outbox import Send
-from broker.journal.journal import Kind, Place, Record
+from broker.journal.records import Kind, Place, Record
 from broker.journal_store import JournalStore
 from broker.recovery import recover, snapshot
 from broker.status import prometheus, status

@@ -19,17 +19,20 @@ from benchmarks.fuzz.journal_sample import CONFIG, write_sample
 from benchmarks.fuzz.messages import group
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
+from broker.errors import JournalError
 from broker.journal.files import ACCEPTED, records, survey
-from broker.journal.journal import Journal, JournalError, Kind, unpack_dead_letter
+from broker.journal.journal import Journal
 from broker.journal.mark import LOCK, Mark, pack_mark
 from broker.journal.records import (
     FoundRecord,
     Header,
+    Kind,
     Loss,
     Record,
     pack_header,
     record_head,
     scan,
+    unpack_dead_letter,
     unpack_header,
 )
 from broker.journal_store import JournalStore

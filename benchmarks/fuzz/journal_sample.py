@@ -7,8 +7,8 @@ from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
 from broker.journal.config import JournalConfig
 from broker.journal.files import numbers
-from broker.journal.journal import DeadLetter, Journal, Kind, pack_dead_letter
-from broker.journal.records import file_name
+from broker.journal.journal import Journal
+from broker.journal.records import DeadLetter, Kind, file_name, pack_dead_letter
 from broker.journal_store import JournalStore
 from broker.recovery import snapshot
 from protocol.codec import decode, encode, encode_arrays

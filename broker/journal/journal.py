@@ -20,30 +20,20 @@ from broker.journal.readers import Readers
 from broker.journal.records import (
     HEAD_BYTES,
     MAX_PAYLOAD_BYTES,
-    DeadLetter,
     Header,
     Kind,
     Loss,
     Place,
     Record,
     file_name,
-    pack_dead_letter,
     pack_header,
-    pack_segment,
     payload_at,
     record_head,
-    unpack_dead_letter,
-    unpack_segment,
 )
 from broker.journal.retention import Retention
 from broker.journal.space import Space
 from broker.journal.writer import Writer
 from protocol.codec import Buffer
-
-__all__ = [
-    "DeadLetter", "Journal", "JournalError", "Kind", "Place", "Record",
-    "pack_dead_letter", "pack_segment", "unpack_dead_letter", "unpack_segment",
-]  # fmt: skip
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[3]
 WRITER = """
 import itertools, sys, time
 from pathlib import Path
-from broker.journal.journal import Journal, Kind
+from broker.journal.journal import Journal
+from broker.journal.records import Kind
 from broker.journal.config import JournalConfig
 
 config = JournalConfig(durability=sys.argv[2], file_bytes=8192, keep_bytes=20_000)

@@ -9,7 +9,7 @@ from benchmarks.faults.audit import Replay, audit
 from benchmarks.faults.learner import by_log, by_metrics, said_by_learner
 from benchmarks.faults.proof import acknowledged, by_fault, prove
 from benchmarks.faults.table import failures, merged, read_lines, summary, table
-from broker.journal.journal import Kind
+from broker.journal.records import Kind
 from broker.recovery import Snapshot, snapshot
 from tests.broker_driver import Driver, group
 

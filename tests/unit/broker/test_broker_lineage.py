@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from broker.journal.journal import Kind, Place, Record
+from broker.journal.records import Kind, Place, Record
 from broker.journal_store import JournalStore
 from broker.recovery import recover, snapshot
 from protocol.codec import MAX_HEADER_BYTES, encode

@@ -8,7 +8,8 @@ import pytest
 
 from broker import journal_store
 from broker.core.state import BrokerState
-from broker.journal.journal import JournalError, Kind
+from broker.errors import JournalError
+from broker.journal.records import Kind
 from broker.journal_store import JournalStore
 from broker.recovery import Snapshot, snapshot
 from protocol.messages.delivery import DeliveryCredit

@@ -8,10 +8,19 @@ import pytest
 
 from broker.core.events import decode_event
 from broker.core.state import BrokerState
+from broker.errors import JournalError
 from broker.journal.files import survey
-from broker.journal.journal import JournalError, Kind, Place, Record
 from broker.journal.mark import LOCK, Mark
-from broker.journal.records import Header, file_name, pack_header, unpack_header, unpack_segment
+from broker.journal.records import (
+    Header,
+    Kind,
+    Place,
+    Record,
+    file_name,
+    pack_header,
+    unpack_header,
+    unpack_segment,
+)
 from broker.journal_store import JournalStore
 from broker.recovery import recover, snapshot
 from protocol.codec import decode, encode

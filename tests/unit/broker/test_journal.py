@@ -8,11 +8,13 @@ from zlib import crc32
 
 import pytest
 
+from broker.errors import JournalError
 from broker.journal import writer as journal_writer
 from broker.journal.config import JournalConfig
 from broker.journal.files import numbers
-from broker.journal.journal import Journal, JournalError, Kind, pack_segment, unpack_segment
+from broker.journal.journal import Journal
 from broker.journal.mark import LOCK, read_mark
+from broker.journal.records import Kind, pack_segment, unpack_segment
 from tests.journals import DEADLINE_S, begin, contents, files, small
 
 MODES = ("written", "synced")

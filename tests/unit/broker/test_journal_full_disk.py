@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from broker.errors import JournalError
 from broker.journal import writer as journal_writer
-from broker.journal.journal import JournalError, Kind
+from broker.journal.records import Kind
 from tests.journals import DEADLINE_S, begin, contents, files, small
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from broker.journal.files import ACCEPTED, numbers, survey
-from broker.journal.journal import Kind
 from broker.journal.mark import LOCK
 from broker.journal.opening import accept_losses
-from broker.journal.records import file_name
+from broker.journal.records import Kind, file_name
 from tests.journals import DEADLINE_S, begin, contents, small
 
 

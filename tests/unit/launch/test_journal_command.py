@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from broker.core.events import Committed, GroupClosed, TasksPut, encode_event
-from broker.journal.journal import DeadLetter, Kind, pack_dead_letter, pack_segment
-from broker.journal.records import file_name
+from broker.journal.records import DeadLetter, Kind, file_name, pack_dead_letter, pack_segment
 from launch.cli import main
 from launch.commands.journal_arguments import FORMATS, KINDS
 from protocol.codec import encode_arrays
