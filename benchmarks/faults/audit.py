@@ -22,8 +22,9 @@ from broker.core.learner.takeover import process
 from broker.core.state import BrokerState
 from broker.core.store import Counted
 from broker.errors import BrokerError
-from broker.journal.files import numbers, records
+from broker.journal.files import numbers
 from broker.journal.records import Kind, Loss, Record, unpack_segment
+from broker.journal.survey import records
 from broker.recovery import Snapshot
 from learner.run_files import CHECKPOINTS
 from protocol import names

@@ -23,9 +23,9 @@ from broker.config import BrokerConfig
 from broker.core.events import Committed, LearnerJoined, decode_event
 from broker.core.state import BrokerState
 from broker.journal.config import JournalConfig
-from broker.journal.files import records
 from broker.journal.journal import Journal
 from broker.journal.records import Kind, Loss, unpack_segment
+from broker.journal.survey import records
 from broker.journal_store import JournalStore
 from broker.recovery import recover
 from protocol.codec import decode_segment

@@ -20,7 +20,6 @@ from benchmarks.fuzz.messages import group
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
 from broker.errors import JournalError
-from broker.journal.files import ACCEPTED, records, survey
 from broker.journal.journal import Journal
 from broker.journal.mark import LOCK, Mark, pack_mark
 from broker.journal.records import (
@@ -35,6 +34,7 @@ from broker.journal.records import (
     unpack_dead_letter,
     unpack_header,
 )
+from broker.journal.survey import ACCEPTED, records, survey
 from broker.journal_store import JournalStore
 from broker.recovery import recover, snapshot
 from protocol.codec import encode

@@ -4,6 +4,6 @@ It does not know tasks.
 
 - `journal`: the open journal. `writer`: its thread. `write_queue`: what is not written yet.
 - `readers`: open files to read single records. `space`: room on the disk and under the limit.
-- `records`: the bytes of a record. `opening`, `files`: check and repair a folder. `claim`: hold it.
-- `mark`: how much of it the disk has. `retention`: delete files. `config`: `[broker.journal]`.
+- `records`: the bytes of a record. `files`: the files of a folder. `survey`: check them. `opening`: repair them.
+- `claim`: hold a folder. `mark`: how much of it the disk has. `retention`: delete files. `config`: `[broker.journal]`.
 """

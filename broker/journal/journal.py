@@ -14,7 +14,7 @@ from pathlib import Path
 from broker.errors import JournalError
 from broker.journal.claim import Claim
 from broker.journal.config import JournalConfig
-from broker.journal.files import Survey, read_file, survey
+from broker.journal.files import read_file
 from broker.journal.opening import accept, check, repair
 from broker.journal.readers import Readers
 from broker.journal.records import (
@@ -32,6 +32,7 @@ from broker.journal.records import (
 )
 from broker.journal.retention import Retention
 from broker.journal.space import Space
+from broker.journal.survey import Survey, survey
 from broker.journal.writer import Writer
 from protocol.codec import Buffer
 

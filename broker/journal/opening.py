@@ -10,8 +10,9 @@ import msgspec
 
 from broker.errors import JournalError
 from broker.journal.claim import Claim
-from broker.journal.files import ACCEPTED, DAMAGED, Survey, survey
+from broker.journal.files import DAMAGED
 from broker.journal.records import Loss, file_name
+from broker.journal.survey import ACCEPTED, Survey, survey
 from protocol.whole_files import sync_folder, write_whole
 
 log = logging.getLogger(__name__)

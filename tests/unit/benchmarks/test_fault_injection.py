@@ -12,8 +12,9 @@ from benchmarks.faults.stage import NEEDS_MEMORY, NEEDS_NETWORK, NEEDS_TMPFS, NE
 from benchmarks.faults.stopped import half_a_record, somewhere_in_the_middle
 from benchmarks.faults.weights import _replace, flipped, mixed, replaced, truncated
 from broker.errors import JournalError
-from broker.journal.files import numbers, read_file, survey
+from broker.journal.files import numbers, read_file
 from broker.journal.records import Kind, file_name
+from broker.journal.survey import survey
 from protocol.errors import WeightsError
 from protocol.weights.files import write_version
 from protocol.weights.format import read_manifest

@@ -9,7 +9,6 @@ import pytest
 from broker.core.events import decode_event
 from broker.core.state import BrokerState
 from broker.errors import JournalError
-from broker.journal.files import survey
 from broker.journal.mark import LOCK, Mark
 from broker.journal.records import (
     Header,
@@ -21,6 +20,7 @@ from broker.journal.records import (
     unpack_header,
     unpack_segment,
 )
+from broker.journal.survey import survey
 from broker.journal_store import JournalStore
 from broker.recovery import recover, snapshot
 from protocol.codec import decode, encode

@@ -7,10 +7,11 @@ import msgspec
 import pytest
 
 from broker.errors import JournalError
-from broker.journal.files import each_file, numbers, records, survey
+from broker.journal.files import each_file, numbers
 from broker.journal.mark import LOCK, Mark, pack_mark, read_mark
 from broker.journal.opening import accept_losses
 from broker.journal.records import HEAD_BYTES, Kind, file_name, pack_segment, record_at
+from broker.journal.survey import records, survey
 from tests.journals import DEADLINE_S, begin, contents, small
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.journal.files import ACCEPTED, numbers, survey
+from broker.journal.files import numbers
 from broker.journal.mark import LOCK
 from broker.journal.opening import accept_losses
 from broker.journal.records import Kind, file_name
+from broker.journal.survey import ACCEPTED, survey
 from tests.journals import DEADLINE_S, begin, contents, small
 
 
