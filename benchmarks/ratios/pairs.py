@@ -14,7 +14,8 @@ from learner.settings.algorithm import AlgorithmConfig
 from learner.update.batching.batch import make_batch
 from learner.update.batching.cutting import make_micro_batches
 from learner.update.credit_assignment import assign_credit
-from learner.update.objective import Adaptive, Tokens, make_objective
+from learner.update.objective.objective import make_objective
+from learner.update.objective.tokens import Adaptive, Tokens
 from learner.update.target_logp import target_logp
 from protocol.codec import decode, encode_arrays, unpack_arrays
 from protocol.messages.segments import Reward, Segment, Turn

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from learner.checkpoints.checkpoint_files import cure
 from learner.errors import CheckpointError
-from learner.update.adaptive import AdaptiveState
+from learner.update.objective.adaptive import AdaptiveState
 
 
 class RankState(Struct, frozen=True, kw_only=True):

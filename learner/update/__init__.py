@@ -2,6 +2,6 @@
 
 - `engine`: the entry point; `updater`: one update on one rank; `outcome`, `report`: what an update did.
 - `credit_assignment`, `estimates`: rewards to advantages. `batching`: trajectories to micro-batches.
-- `scores`, `objective`, `adaptive`: the objective, put together from `learner.algorithms`.
+- `objective`: the objective, put together from `learner.algorithms`.
 - `policy`, `target_logp`, `critic`, `frozen`: the models. `deepspeed_zero`, `ranks`, `cpu`: the machinery.
 """

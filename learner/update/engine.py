@@ -32,13 +32,13 @@ from learner.settings.advantages import RiskAdvantage
 from learner.trajectory import Trajectory
 from learner.update import deepspeed_zero as zero
 from learner.update import ranks
-from learner.update.adaptive import first_state, reference_policies
 from learner.update.batching.batch import Batch, make_batch
 from learner.update.cpu import keep_freed_memory, use_float_attention
 from learner.update.credit_assignment import TokenAdvantages, assign_credit
 from learner.update.critic import load_critic
 from learner.update.estimates import ValueMemory, everything, scatter_estimates
 from learner.update.frozen import FrozenPolicy
+from learner.update.objective.adaptive import first_state, reference_policies
 from learner.update.outcome import UpdateOutcome
 from learner.update.policy import load_policy
 from learner.update.report import UpdateReport, make_report

@@ -12,10 +12,10 @@ from torch import Tensor
 from learner.algorithms.clipping import BalancedBounds
 from learner.algorithms.ratios import importance_ratio
 from learner.settings.surrogates import Centre
-from learner.update.adaptive import AdaptiveState
 from learner.update.batching.micro_batch import MicroBatch
 from learner.update.deepspeed_zero import OptimizerStep, sum_over_ranks
-from learner.update.objective import Adaptive, Diagnostics
+from learner.update.objective.adaptive import AdaptiveState
+from learner.update.objective.tokens import Adaptive, Diagnostics
 
 DIAGNOSTICS = (
     "logp_current", "logp_proximal", "logp_behaviour", "entropy", "loss", "clipped", "truncated", "correction",

@@ -18,7 +18,14 @@ from learner.model.routes import RouteReplay
 from learner.publishing.weight_copy import CopyStream
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.surrogates import BalancedSurrogate, RatioVarianceSurrogate
-from learner.update.adaptive import (
+from learner.update.batching.batch import Batch
+from learner.update.batching.cutting import make_micro_batches
+from learner.update.batching.micro_batch import MicroBatch
+from learner.update.batching.packing import ON_CPU, ON_GPU, deal_mini_batches
+from learner.update.critic import critic_inputs
+from learner.update.deepspeed_zero import accumulation, finish_step, sum_over_ranks
+from learner.update.frozen import FrozenPolicy
+from learner.update.objective.adaptive import (
     AdaptiveState,
     adaptive,
     after_optimizer_step,
@@ -30,24 +37,12 @@ from learner.update.adaptive import (
     state_at,
     total_optimizer_steps,
 )
-from learner.update.batching.batch import Batch
-from learner.update.batching.cutting import make_micro_batches
-from learner.update.batching.micro_batch import MicroBatch
-from learner.update.batching.packing import ON_CPU, ON_GPU, deal_mini_batches
-from learner.update.critic import critic_inputs
-from learner.update.deepspeed_zero import accumulation, finish_step, sum_over_ranks
-from learner.update.frozen import FrozenPolicy
-from learner.update.objective import (
-    Adaptive,
-    Objective,
-    Tokens,
-    make_corrections,
-    make_objective,
-    proximal_logp,
-)
+from learner.update.objective.corrections import make_corrections
+from learner.update.objective.objective import Objective, make_objective, proximal_logp
+from learner.update.objective.scores import Scores, score_mini_batches
+from learner.update.objective.tokens import Adaptive, Tokens
 from learner.update.outcome import TokenRecorder, UpdateOutcome
 from learner.update.policy import Outputs, micro_batch_inputs
-from learner.update.scores import Scores, score_mini_batches
 
 Chosen = Tensor | slice
 """Index that selects targets of a micro-batch."""

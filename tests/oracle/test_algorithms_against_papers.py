@@ -19,7 +19,8 @@ from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.corrections import TruncatedCorrection
 from learner.settings.regularisers import KlPenalty
 from learner.settings.surrogates import ClipSurrogate
-from learner.update.objective import Adaptive, Tokens, make_objective
+from learner.update.objective.objective import make_objective
+from learner.update.objective.tokens import Adaptive, Tokens
 
 RNG = np.random.default_rng(11)
 

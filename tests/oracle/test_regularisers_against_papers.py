@@ -21,8 +21,9 @@ from learner.algorithms.regularisers import (
     next_entropy_coefficient,
 )
 from learner.settings.algorithm import AlgorithmConfig
-from learner.update.adaptive import adaptive, after_update, first_state
-from learner.update.objective import Adaptive, Tokens, make_objective
+from learner.update.objective.adaptive import adaptive, after_update, first_state
+from learner.update.objective.objective import make_objective
+from learner.update.objective.tokens import Adaptive, Tokens
 
 RNG = np.random.default_rng(3)
 ESTIMATORS = ["k1", "k2", "k3"]

@@ -14,7 +14,8 @@ from learner.algorithms.staleness import assert_lag_bound, loss_mask
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.regularisers import KlPenalty
 from learner.update.batching.packing import CutRule, choose_cuts
-from learner.update.objective import Adaptive, Tokens, make_objective
+from learner.update.objective.objective import make_objective
+from learner.update.objective.tokens import Adaptive, Tokens
 
 log_ratios = st.lists(st.floats(-20, 20), min_size=1, max_size=20)
 

@@ -21,7 +21,7 @@ from learner.retrain.retrain import Unpublished
 from learner.settings.replay import ReplayConfig
 from learner.trajectory import Trajectory
 from learner.units import Unit
-from learner.update.adaptive import AdaptiveState
+from learner.update.objective.adaptive import AdaptiveState
 from learner.update.report import UpdateReport
 from protocol import names
 from protocol.messages.tasks import PutTasks

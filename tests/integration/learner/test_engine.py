@@ -16,7 +16,7 @@ from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.optimizer import OptimizerConfig
 from learner.settings.surrogates import ClipSurrogate
 from learner.update.engine import TrainingEngine
-from learner.update.scores import score_mini_batches
+from learner.update.objective.scores import score_mini_batches
 from tests.integration.learner.published import assert_equal_checkpoints, assert_weights_close, weights_of
 from tests.integration.learner.tiny_qwen3 import VOCAB, save, tiny_model
 from tests.methods import method
@@ -150,7 +150,7 @@ def test_one_update_needs_no_extra_forward_for_the_proximal_policy(start, monkey
     assert shortcut.update(trajectories, current_version=0).applied
 
     assert all(s.logp_proximal is None for s in scores_of(shortcut, trajectories))
-    monkeypatch.setattr("learner.update.scores.needs_scores", lambda *_: True)
+    monkeypatch.setattr("learner.update.objective.scores.needs_scores", lambda *_: True)
     assert all(s.logp_proximal is not None for s in scores_of(scored, trajectories))
     assert scored.update(trajectories, current_version=0).applied
     assert digest(shortcut) == digest(scored)

@@ -14,8 +14,8 @@ from learner.config import LearnerConfig
 from learner.errors import CheckpointError
 from learner.run_files import let_all_read
 from learner.settings.optimizer import OptimizerConfig
-from learner.update.adaptive import AdaptiveState, learning_rate
 from learner.update.deepspeed_zero import OptimizerStep, deepspeed_config, initialise
+from learner.update.objective.adaptive import AdaptiveState, learning_rate
 from learner.update.outcome import ROWS, UpdateOutcome
 from learner.update.ranks import RunUpdate, decode_batch, encode_batch
 from learner.update.report import make_report

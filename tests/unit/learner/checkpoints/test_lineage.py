@@ -10,7 +10,7 @@ from learner.checkpoints import checkpoint, checkpoint_files
 from learner.checkpoints.lineage import Start, start
 from learner.errors import CheckpointError
 from learner.run_files import next_epoch
-from learner.update.adaptive import AdaptiveState
+from learner.update.objective.adaptive import AdaptiveState
 
 
 def put_state(folder, name, *, step, lineage):

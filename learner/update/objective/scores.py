@@ -14,11 +14,11 @@ from learner.algorithms.ratios import segment_ratio
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.regularisers import CovarianceMask
 from learner.settings.surrogates import EntropySurrogate
-from learner.update.adaptive import has_group_ratio, needs_scores
 from learner.update.batching.batch import Batch
 from learner.update.batching.micro_batch import MicroBatch
 from learner.update.deepspeed_zero import sum_over_ranks
 from learner.update.frozen import FrozenPolicy
+from learner.update.objective.adaptive import has_group_ratio, needs_scores
 from learner.update.policy import Outputs
 
 Forward = Callable[[MicroBatch], Outputs]

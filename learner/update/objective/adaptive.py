@@ -17,7 +17,7 @@ from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.optimizer import OptimizerConfig
 from learner.settings.regularisers import KlConvex
 from learner.settings.surrogates import EntropySurrogate, MirrorDescentSurrogate, RatioVarianceSurrogate
-from learner.update.objective import Adaptive
+from learner.update.objective.tokens import Adaptive
 
 
 class AdaptiveState(Struct, frozen=True, kw_only=True):
