@@ -4,4 +4,5 @@
 - `credit_assignment`, `estimates`: rewards to advantages. `batching`: trajectories to micro-batches.
 - `objective`: the objective, put together from `learner.algorithms`.
 - `policy`, `target_logp`, `critic`, `frozen`: the models. `deepspeed_zero`, `ranks`, `cpu`: the machinery.
+- `gathering`: whole weights from shards.
 """

@@ -31,7 +31,7 @@ from learner.run_files import let_all_read
 from learner.settings.advantages import RiskAdvantage
 from learner.trajectory import Trajectory
 from learner.update import deepspeed_zero as zero
-from learner.update import ranks
+from learner.update import gathering, ranks
 from learner.update.batching.batch import Batch, make_batch
 from learner.update.cpu import keep_freed_memory, use_float_attention
 from learner.update.credit_assignment import TokenAdvantages, assign_credit
@@ -219,7 +219,7 @@ class TrainingEngine:
         Names are Hugging Face's; tied tensors appear once; adapters are merged into their layers. If you take the
         tensors, take all of them before any other call to the engine.
         """
-        shapes = zero.weight_shapes(self._deepspeed)
+        shapes = gathering.weight_shapes(self._deepspeed)
         if self.config.publish_dtype == "bfloat16":
             shapes = rounded_shapes(shapes)
         return OutgoingWeights(shapes, self._gathered(), self._copies)
@@ -312,7 +312,7 @@ class TrainingEngine:
                 case ranks.RunEstimate():
                     self._updater.estimate(ranks.decode_batch(command, body))
                 case ranks.GatherWeights():
-                    for _ in zero.gathered_weights(self._deepspeed):
+                    for _ in gathering.gathered_weights(self._deepspeed):
                         pass
                 case ranks.SaveCheckpoint(folder=folder, name=name):
                     self._save(Path(folder), name, {})
@@ -344,7 +344,7 @@ class TrainingEngine:
         change = self.config.algorithm.reincarnation
         frozen = self._updater.frozen
         if change is not None and self.updates == change.step and "reference" in frozen:
-            frozen["reference"].replace(zero.trained_weights(self._deepspeed))
+            frozen["reference"].replace(gathering.trained_weights(self._deepspeed))
         before = self._snapshot() if "predecessor" in frozen else []
         outcome = self._updater.run(batch, step=self.updates, optimizer_step=self.optimizer_steps)
         if before and outcome.applied:
@@ -354,12 +354,12 @@ class TrainingEngine:
         return outcome
 
     def _snapshot(self) -> list[tuple[str, torch.Tensor]]:
-        return [(name, tensor.clone()) for name, tensor in zero.trained_weights(self._deepspeed)]
+        return [(name, tensor.clone()) for name, tensor in gathering.trained_weights(self._deepspeed)]
 
     def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self.ranks > 1 and self.config.zero_stage_used == 3:
             ranks.send(ranks.GatherWeights())
-        yield from zero.gathered_weights(self._deepspeed)
+        yield from gathering.gathered_weights(self._deepspeed)
 
     def _save(self, folder: Path, name: str, client_state: dict[str, Any]) -> None:
         for kind, engine in self._engines():

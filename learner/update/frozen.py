@@ -40,7 +40,7 @@ class FrozenPolicy:
 
     @torch.no_grad()
     def replace(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy new weights into the policy: see `learner.update.deepspeed_zero.trained_weights`."""
+        """Copy new weights into the policy: see `learner.update.gathering.trained_weights`."""
         own = dict(self._module.lm.named_parameters()) | dict(self._module.lm.named_buffers())
         for name, tensor in weights:
             own[name].copy_(tensor)

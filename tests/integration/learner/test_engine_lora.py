@@ -16,9 +16,10 @@ from learner.model.lora import published_name
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.lora import LoraConfig
 from learner.settings.optimizer import OptimizerConfig
-from learner.update import engine as engine_file
-from learner.update.deepspeed_zero import trained_weights
+from learner.update import deepspeed_zero as zero
+from learner.update import gathering
 from learner.update.engine import TrainingEngine
+from learner.update.gathering import trained_weights
 from tests.integration.learner.published import assert_weights_close, weights_of
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.methods import method
@@ -187,7 +188,7 @@ def test_published_weights_are_those_of_the_model_before_the_first_step(start, m
 def test_shards_are_gathered_with_their_adapters(start, monkeypatch):
     """By default ZeRO keeps tensors as small as these whole on every rank, and gathers many of them at a time."""
     whole = start(zero_stage=0)
-    settings_of = engine_file.zero.deepspeed_config
+    settings_of = zero.deepspeed_config
 
     def all_sharded(config, ranks):
         settings = settings_of(config, ranks)
@@ -198,8 +199,8 @@ def test_shards_are_gathered_with_their_adapters(start, monkeypatch):
         }
         return settings
 
-    monkeypatch.setattr(engine_file.zero, "deepspeed_config", all_sharded)
-    monkeypatch.setattr(engine_file.zero, "GATHER_BYTES", 50_000)
+    monkeypatch.setattr(zero, "deepspeed_config", all_sharded)
+    monkeypatch.setattr(gathering, "GATHER_BYTES", 50_000)
     sharded = start(zero_stage=3)
     for engine in (whole, sharded):
         for _ in range(2):
