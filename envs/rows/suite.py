@@ -1,7 +1,7 @@
 """The suite of rows: a data set and reward functions make a training job."""
 
 import inspect
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from hashlib import blake2b
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
 from envs.errors import EnvError
-from envs.reasoning_gym_suite import task_of
+from envs.rows.episode import RowEpisode
 from envs.rows.prompts import PromptMaker, RawPrompt, check_hint, hints_of, solution_of
 from envs.rows.reading import DataRow, columns_of, read_rows, shown_name
 from envs.rows.reward_functions import (
@@ -66,16 +66,8 @@ class RowsSuite:
         processes: int = 0,
         hint: str = "",
     ) -> None:
-        texts = {"train": train, "prompt": prompt, "system": system, "correct": correct, "hint": hint}
-        for name, value in texts.items():
-            if not isinstance(value, str):
-                raise EnvError(f"params.{name} = {value!r}: write a text in quotation marks")
-        numbers = (("solved_at", solved_at, int | float), ("seed", seed, int), ("processes", processes, int))
-        for name, number, kinds in numbers:
-            if isinstance(number, bool) or not isinstance(number, kinds):
-                raise EnvError(f"params.{name} = {number!r}: write a number")
-        if processes < 0:
-            raise EnvError(f"params.processes = {processes}: write 0 for threads, or a number of processes")
+        _check_texts(train=train, prompt=prompt, system=system, correct=correct, hint=hint)
+        _check_numbers(solved_at, seed, processes)
         rows = read_rows(train, "train")
         columns = columns_of(rows)
         self.columns: dict[Split, list[str]] = {"train": columns}
@@ -93,12 +85,7 @@ class RowsSuite:
         self._processes = RewardProcesses(processes, plain_names(reward)) if processes else None
         if self._processes is not None:
             self._functions = [self._processes.move(function) for function in self._functions]
-        self._correct = correct or (self._functions[0].name if len(self._functions) == 1 else "")
-        names = [function.name for function in self._functions]
-        if self._correct and self._correct not in names:
-            raise EnvError(
-                f"params.correct = {correct!r}: no reward has this name; name one of {', '.join(names)}"
-            )
+        self._correct = _deciding_reward(correct, [function.name for function in self._functions])
         if isinstance(heldout, str):
             check_columns(self._functions, self.columns["heldout"], shown_name(heldout))
         self._newest = -1
@@ -159,7 +146,7 @@ class RowsSuite:
         }
 
     def episode(self) -> Env:
-        return cast(Env, _RowEpisode(self))
+        return cast(Env, RowEpisode(self.begin, self.score))
 
     def row(self, index: int, split: Split) -> DataRow:
         """Return the row of a task.
@@ -270,20 +257,25 @@ def _beside(reward: Any, folder: Path) -> Any:
     return reward
 
 
-class _RowEpisode:
-    def __init__(self, suite: RowsSuite) -> None:
-        self._suite = suite
-        self._begun: tuple[DataRow, RawPrompt] | None = None
+def _check_texts(**texts: Any) -> None:
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise EnvError(f"params.{name} = {value!r}: write a text in quotation marks")
 
-    async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
-        row, prompt, messages = self._suite.begin(*task_of(data))
-        self._begun = row, prompt
-        return messages
 
-    def step(self, action: str) -> StepResult | Awaitable[StepResult]:
-        """Score an answer. A plain function, so that the actor runs it in a thread, and functions may block."""
-        assert self._begun is not None, "step before reset"
-        return self._suite.score(action, *self._begun)
+def _check_numbers(solved_at: Any, seed: Any, processes: Any) -> None:
+    numbers = (("solved_at", solved_at, int | float), ("seed", seed, int), ("processes", processes, int))
+    for name, number, kinds in numbers:
+        if isinstance(number, bool) or not isinstance(number, kinds):
+            raise EnvError(f"params.{name} = {number!r}: write a number")
+    if processes < 0:
+        raise EnvError(f"params.processes = {processes}: write 0 for threads, or a number of processes")
 
-    async def close(self) -> None:
-        return None
+
+def _deciding_reward(correct: str, names: Sequence[str]) -> str:
+    """Return the name of the reward that says whether an answer is correct; "" if none does."""
+    if correct and correct not in names:
+        raise EnvError(
+            f"params.correct = {correct!r}: no reward has this name; name one of {', '.join(names)}"
+        )
+    return correct or (names[0] if len(names) == 1 else "")
