@@ -75,13 +75,7 @@ class AgentSuite:
         keys: str = "",
         advertised_host: str = "",
     ) -> None:
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s >= 0:
-            raise EnvError(f"params.timeout_s = {timeout_s!r}: give a number of seconds, or 0 for no bound")
-        if at_timeout not in ("fail", "score"):
-            raise EnvError(f'params.at_timeout = {at_timeout!r}: give "fail" or "score"')
-        if history not in ("sampled", "template"):
-            raise EnvError(f'params.history = {history!r}: give "sampled" or "template"')
-        self._rules = AgentRules(float(timeout_s), at_timeout == "score", history == "template")
+        self._rules = _rules(timeout_s, at_timeout, history)
         if trained not in get_args(Trained):
             raise EnvError(f"params.trained = {trained!r}: give one of {', '.join(get_args(Trained))}")
         self._trained = cast(Trained, trained)
@@ -95,21 +89,7 @@ class AgentSuite:
         )
         self._score = load_callable(score, "score", loaded) if score else None
         self._correct, self._solved_at, self._seed = correct, float(solved_at), seed
-        rows = read_rows(train, "train")
-        if isinstance(heldout, str):
-            others = read_rows(heldout, "heldout")
-            known = {key_of(row.values) for row in others}
-            own = [row for row in rows if key_of(row.values) not in known]
-        elif isinstance(heldout, bool) or not 0 <= heldout < 1:
-            raise EnvError(
-                f"params.heldout = {heldout!r}: name a file, or a share of the rows, at least 0 and below 1"
-            )
-        else:
-            own = [row for row in rows if not is_heldout(row.values, heldout)]
-            others = [row for row in rows if is_heldout(row.values, heldout)]
-        if not own:
-            raise EnvError(f"params.heldout = {heldout!r} leaves none of the {len(rows)} rows to train on")
-        self._rows: dict[Split, list[DataRow]] = {"train": own, "heldout": others}
+        self._rows = _split(read_rows(train, "train"), heldout)
         self._endpoint, self._port = Endpoint(place), place.port
 
     @staticmethod
@@ -191,3 +171,40 @@ class AgentSuite:
         """Return whether the reward that decides is high enough; None if it is not known which one decides."""
         name = self._correct or (next(iter(rewards)) if len(rewards) == 1 else "")
         return rewards[name] >= self._solved_at if name in rewards else None
+
+
+def _rules(timeout_s: float, at_timeout: str, history: str) -> AgentRules:
+    """Return the rules of episodes.
+
+    Raises:
+        EnvError: a setting is wrong.
+    """
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s >= 0:
+        raise EnvError(f"params.timeout_s = {timeout_s!r}: give a number of seconds, or 0 for no bound")
+    if at_timeout not in ("fail", "score"):
+        raise EnvError(f'params.at_timeout = {at_timeout!r}: give "fail" or "score"')
+    if history not in ("sampled", "template"):
+        raise EnvError(f'params.history = {history!r}: give "sampled" or "template"')
+    return AgentRules(float(timeout_s), at_timeout == "score", history == "template")
+
+
+def _split(rows: list[DataRow], heldout: str | float) -> dict[Split, list[DataRow]]:
+    """Return the rows of both splits.
+
+    Raises:
+        EnvError: the share is no share, the file cannot be read, or no row is left to train on.
+    """
+    if isinstance(heldout, str):
+        others = read_rows(heldout, "heldout")
+        known = {key_of(row.values) for row in others}
+        own = [row for row in rows if key_of(row.values) not in known]
+    elif isinstance(heldout, bool) or not 0 <= heldout < 1:
+        raise EnvError(
+            f"params.heldout = {heldout!r}: name a file, or a share of the rows, at least 0 and below 1"
+        )
+    else:
+        own = [row for row in rows if not is_heldout(row.values, heldout)]
+        others = [row for row in rows if is_heldout(row.values, heldout)]
+    if not own:
+        raise EnvError(f"params.heldout = {heldout!r} leaves none of the {len(rows)} rows to train on")
+    return {"train": own, "heldout": others}
