@@ -43,26 +43,8 @@ def agent_command(
     async def run(row: dict[str, Any], base_url: str, api_key: str) -> str:
         # Rows of data sets may have values that JSON does not know, such as dates.
         data = json.dumps(row, default=str).encode()
-        theirs, ours = os.pipe()
-        read, written = os.pipe()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(GUARD), str(theirs), *command),
-                stdin=asyncio.subprocess.PIPE,
-                # Not asyncio's own pipe: a wait for the process would then wait for all who hold it open.
-                stdout=written,
-                stderr=written,
-                env={**os.environ, **(variables or {}), **_access(base_url, api_key)},
-                start_new_session=True,
-                pass_fds=(theirs,),
-            )
-        except BaseException:
-            os.close(ours)
-            os.close(read)
-            raise
-        finally:
-            os.close(theirs)
-            os.close(written)
+        environment = {**os.environ, **(variables or {}), **_access(base_url, api_key)}
+        process, read, ours = await _start(command, environment)
         output = deque[bytes]()
         reading = asyncio.create_task(_keep_end(read, output))
         try:
@@ -105,6 +87,38 @@ def _access(base_url: str, api_key: str) -> dict[str, str]:
         "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
         "ANTHROPIC_API_KEY": api_key,
     }
+
+
+async def _start(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> tuple[asyncio.subprocess.Process, int, int]:
+    """Start a command under its guard.
+
+    Returns:
+        The guard's process, the end of the pipe from which the output is read, and our end of the guard's own pipe:
+        when it is closed, the guard kills all that the command has started.
+    """
+    theirs, ours = os.pipe()
+    read, written = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(GUARD), str(theirs), *command),
+            stdin=asyncio.subprocess.PIPE,
+            # Not asyncio's own pipe: a wait for the process would then wait for all who hold it open.
+            stdout=written,
+            stderr=written,
+            env=environment,
+            start_new_session=True,
+            pass_fds=(theirs,),
+        )
+    except BaseException:
+        os.close(ours)
+        os.close(read)
+        raise
+    finally:
+        os.close(theirs)
+        os.close(written)
+    return process, read, ours
 
 
 async def _end(process: asyncio.subprocess.Process, reading: "asyncio.Task[None]") -> None:
