@@ -5,8 +5,6 @@
 - `rows/`, `tools/`, `agent/`, `gym/`, `calculator`, `reasoning_gym_suite`: the suites that ship.
 - `several/`: deals the tasks of a run to several environments. `remote/`: environments on other hosts.
 - `openenv/`: environments behind servers of OpenEnv.
-- `scorer`, `scorer_process`, `scorer_worker`: questions and scores from a separate process.
-- `questions`, `family`, `canaries`, `answer_process`: what the worker asks, scores and checks.
-- `notation`: what an answer may be made of. `sandbox`, `confinement`: how the worker is confined.
+- `scoring/`: questions and scores of reasoning_gym from a separate process.
 - `blame`: the line of user code that failed or that blocks.
 """

@@ -15,10 +15,10 @@ import numpy as np
 
 from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
 from envs.errors import EnvError
-from envs.family import Family
 from envs.reasoning_gym_suite import task_of
-from envs.sandbox import Sandbox
-from envs.scorer import Question, Scorer
+from envs.scoring.family import Family
+from envs.scoring.sandbox import Sandbox
+from envs.scoring.scorer import Question, Scorer
 
 NOISE = "stuvwxyz"
 """Letters without a meaning. They make prompts differ, so that the warm start cannot memorise a prompt."""

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from envs import scorer as scorer_module
 from envs.calculator import CalculatorSuite
 from envs.errors import EnvError, ScorerFailed
-from envs.family import RUNS_ANSWERS, Family
-from envs.questions import WALK_STRIDE, split_of
 from envs.reasoning_gym_suite import ReasoningGymSuite
-from envs.scorer import Scorer, ScorerCounters
+from envs.scoring import scorer as scorer_module
+from envs.scoring.family import RUNS_ANSWERS, Family
+from envs.scoring.questions import WALK_STRIDE, split_of
+from envs.scoring.scorer import Scorer, ScorerCounters
 from tests.bubblewrap import needs_bubblewrap
 
 JUNK = [

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from envs import scorer as scorer_module
-from envs.family import Family
-from envs.scorer import Scorer
+from envs.scoring import scorer as scorer_module
+from envs.scoring.family import Family
+from envs.scoring.scorer import Scorer
 from tests.bubblewrap import needs_bubblewrap
 
 pytestmark = needs_bubblewrap

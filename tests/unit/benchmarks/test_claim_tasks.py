@@ -10,7 +10,7 @@ from benchmarks.envs.dials import DialsSuite, dial
 from benchmarks.envs.hops import HopsSuite, HopsTask, task_from
 from benchmarks.envs.several_rewards import NAMES, SeveralRewardsSuite, rewards_of
 from envs.errors import EnvError
-from envs.scorer import Question
+from envs.scoring.scorer import Question
 
 GRAPH = "Solve the following task:\n|4 1|1 7|2 3|0 9|7 6|3 0|9 5|2 4/2 6 = \n"
 HOPS = HopsTask({"1": "4", "4": "7", "5": "2"}, ("1", "4", "7"), "xyz")

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from envs import scorer as scorer_module
-from envs.canaries import choose_canaries
 from envs.errors import ScorerFailed
-from envs.family import Family
-from envs.scorer import Scorer
+from envs.scoring import scorer as scorer_module
+from envs.scoring.canaries import choose_canaries
+from envs.scoring.family import Family
+from envs.scoring.scorer import Scorer
 
 POSITIONS = 64
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from envs import confinement
-from envs.confinement import WORKER_CALLS, filter_program, give_up_rights, refuse_calls
+from envs.scoring import confinement
+from envs.scoring.confinement import WORKER_CALLS, filter_program, give_up_rights, refuse_calls
 
 USER_NAMESPACE = 0x10000000
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from envs.answer_process import score_apart
-from envs.family import RUNS_ANSWERS
-from envs.notation import FORMULAS_IN, LITERALS_IN, check_formula, refuse_code
+from envs.scoring.answer_process import score_apart
+from envs.scoring.family import RUNS_ANSWERS
+from envs.scoring.notation import FORMULAS_IN, LITERALS_IN, check_formula, refuse_code
 
 LIMIT_S = 120.0
 
@@ -139,7 +139,7 @@ def test_lists_keep_the_librarys_score(library, family, solution, score):
 
 
 def test_no_other_scorer_of_the_library_runs_answers(library):
-    """A new version of the library may bring more of them. Then `envs.family` and `envs.notation` need a change."""
+    """A new version of the library may bring more of them. Then `family` and `notation` need a change."""
     root = Path(library.__file__).parent
     found = set()
     for path in root.rglob("*.py"):

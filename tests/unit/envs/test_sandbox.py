@@ -6,9 +6,9 @@ import stat
 import pytest
 
 from envs.errors import EnvError, RefusedFamily, ScorerFailed
-from envs.family import ACCEPTS_JUNK, RUNS_ANSWERS, Family
-from envs.sandbox import PROCESS, Wrap, bubblewrap_command, ways_to_start
-from envs.scorer import Scorer
+from envs.scoring.family import ACCEPTS_JUNK, RUNS_ANSWERS, Family
+from envs.scoring.sandbox import PROCESS, Wrap, bubblewrap_command, ways_to_start
+from envs.scoring.scorer import Scorer
 
 
 def composite(*names):
@@ -100,10 +100,10 @@ def test_auto_falls_back_with_a_warning_where_bubblewrap_does_not_start(
 ):
     program = install(tmp_path, script)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("envs.scorer.ScorerProcess", without_library())
+    monkeypatch.setattr("envs.scoring.scorer.ScorerProcess", without_library())
     with caplog.at_level(logging.WARNING):
         assert Scorer(Family("chain_sum"), "auto").sandbox == "process"
-    (warning,) = [record.message for record in caplog.records if record.name == "envs.scorer"]
+    (warning,) = [record.message for record in caplog.records if record.name == "envs.scoring.scorer"]
     assert warning.startswith("scorer runs as process, because")
     assert ("No permissions to create new namespace" if script == BROKEN else str(program)) in warning
 
@@ -120,7 +120,7 @@ def test_bubblewrap_that_does_not_start_is_one_clear_error(tmp_path, monkeypatch
 
 def without_library():
     """Return a class that starts real bubblewrap, but takes a plain process for started."""
-    from envs.scorer_process import ScorerProcess
+    from envs.scoring.worker_process import ScorerProcess
 
     class Process(ScorerProcess):
         def __init__(self, family, way):

@@ -87,9 +87,10 @@ ALLOWED = {
         "envs/tools/loop_thread.py",
         "asyncio.gather(*tasks, return_exceptions=True)",
     ): "a daemon thread that ends lets cancelled coroutines clean up; close waits for it for JOIN_S",
-    ("envs/scorer.py", "asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)"): (
-        "each call puts one request to a worker and has that request's deadline"
-    ),
+    (
+        "envs/scoring/scorer.py",
+        "asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)",
+    ): ("each call puts one request to a worker and has that request's deadline"),
 }
 
 

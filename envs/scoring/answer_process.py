@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from envs.confinement import give_up_the_rest
+from envs.scoring.confinement import give_up_the_rest
 
 CPU_S = 3
 NUMBER_BYTES = 8

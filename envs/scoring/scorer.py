@@ -1,6 +1,6 @@
 """Questions and scores from a separate process, so that a bad answer cannot harm the actor.
 
-A `Scorer` owns one worker process (`envs.scorer_worker`) and sends it one request at a time. If a request
+A `Scorer` owns one worker process (`envs.scoring.worker`) and sends it one request at a time. If a request
 takes too long, the answer scores 0, and the scorer kills the worker and starts a new one. The actor goes on.
 """
 
@@ -15,11 +15,11 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 from envs.base import Split
-from envs.canaries import Canary, choose_canaries
 from envs.errors import EnvError, ScorerFailed
-from envs.family import Family
-from envs.sandbox import Sandbox, ways_to_start
-from envs.scorer_process import START_DEADLINE_S, ScorerProcess
+from envs.scoring.canaries import Canary, choose_canaries
+from envs.scoring.family import Family
+from envs.scoring.sandbox import Sandbox, ways_to_start
+from envs.scoring.worker_process import START_DEADLINE_S, ScorerProcess
 from protocol.gauges import Gauge, table
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ SCORE_DEADLINE_S = 2.0
 GRACE_S = 3.0
 """Time in which a worker ends the process of an answer that exceeds `SCORE_DEADLINE_S`."""
 OPEN_DEADLINE_S = 3 * START_DEADLINE_S + 10.0
-"""Longest time to open a scorer. It may try three ways to start a worker, see `envs.sandbox.Wrap`."""
+"""Longest time to open a scorer. It may try three ways to start a worker, see `envs.scoring.sandbox.Wrap`."""
 CANARIES_DEADLINE_S = 120.0
 MAX_ANSWER_CHARS = 65_536
 MOST_TOGETHER = 16
@@ -88,12 +88,12 @@ class Scorer:
     """Questions and scores of one family, for use from threads and from an event loop.
 
     The constructor blocks while the worker imports the library (about 3 s), and raises if a setting is wrong.
-    If the library runs answers as Python, canaries follow the answers, see `envs.canaries`. No score leaves
+    If the library runs answers as Python, canaries follow the answers, see `envs.scoring.canaries`. No score leaves
     before canaries have got their scores from the same worker.
 
     Raises:
         EnvError: a setting is wrong.
-        RefusedFamily: see `envs.sandbox.ways_to_start`.
+        RefusedFamily: see `envs.scoring.sandbox.ways_to_start`.
         ScorerFailed: the worker cannot be started with these settings; the message says why.
     """
 
@@ -121,7 +121,7 @@ class Scorer:
         return self._process.pid if self._process else None
 
     async def entry(self, index: int, split: Split) -> Question:
-        """Return the question of task ``index`` of a split; see `envs.questions.Questions`."""
+        """Return the question of task ``index`` of a split; see `envs.scoring.questions.Questions`."""
         found: Question = await self._elsewhere(self._entry, index, split)
         return found
 

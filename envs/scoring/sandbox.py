@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from envs.errors import EnvError, RefusedFamily
-from envs.family import ACCEPTS_JUNK, Family
+from envs.scoring.family import ACCEPTS_JUNK, Family
 
 Sandbox = Literal["auto", "bwrap", "process"]
 
@@ -80,7 +80,7 @@ def bubblewrap_command(wrap: Wrap, command: list[str]) -> list[str]:
     """
     roots = [Path(p) for p in ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")]
     python = {Path(p) for p in (sys.prefix, sys.base_prefix, *sys.path) if p and Path(p).is_dir()}
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     python -= {package.parent, Path.cwd(), Path("/")}
     binds = [*roots, *sorted(python), package]
     words = [wrap.program, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--as-pid-1"]

@@ -13,9 +13,9 @@ from typing import IO, Any
 import msgspec
 
 from envs.errors import ScorerFailed
-from envs.family import Family
-from envs.sandbox import PROCESS, Wrap, bubblewrap_command
-from envs.scorer_worker import MAX_FRAME, frame
+from envs.scoring.family import Family
+from envs.scoring.sandbox import PROCESS, Wrap, bubblewrap_command
+from envs.scoring.worker import MAX_FRAME, frame
 
 START_DEADLINE_S = 60.0
 KILL_DEADLINE_S = 5.0
@@ -31,7 +31,7 @@ class ScorerProcess:
     """
 
     def __init__(self, family: Family, wrap: Wrap) -> None:
-        command = [sys.executable, "-m", "envs.scorer_worker"]
+        command = [sys.executable, "-m", "envs.scoring.worker"]
         opening = {"family": family.name, "config": family.config, "seed": family.seed}
         opening |= {"heldout_share": family.heldout_share, "apart": family.runs_answers}
         opening["bubblewrap"] = wrap != PROCESS
@@ -127,7 +127,7 @@ class ScorerProcess:
 def _start(command: list[str], stderr: IO[bytes] | None) -> subprocess.Popen[bytes]:
     environment = {
         "PATH": os.defpath,
-        "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         "PYTHONDONTWRITEBYTECODE": "1",
         # The library and its dependencies are compiled at each start, and some of them have sloppy syntax.
         "PYTHONWARNINGS": "ignore::SyntaxWarning",

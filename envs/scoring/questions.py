@@ -5,7 +5,7 @@ import math
 from collections import OrderedDict
 from typing import Any
 
-from envs.family import COMPOSITE
+from envs.scoring.family import COMPOSITE
 
 WALK_STRIDE = 64
 WALK_LIMIT = 4_096
