@@ -6,7 +6,7 @@ only once, so no state leaks from one episode into the next.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NotRequired, Protocol, TypedDict, runtime_checkable
+from typing import Any, Literal, NotRequired, Protocol, TypedDict, TypeGuard, runtime_checkable
 
 Split = Literal["train", "heldout"]
 
@@ -176,6 +176,22 @@ class HasRefusal(Protocol):
             too_long: they can be rendered, but their branch would have more than `max_context_tokens`.
         """
         ...
+
+
+def can_refuse(env: Env) -> TypeGuard[HasRefusal]:
+    """Return whether an environment can refuse messages.
+
+    One that stands for another, as for one on a server, has the method always. It says by a ``refuses`` that is false
+    that the other one has not.
+
+    Example:
+        >>> class Proxy:
+        ...     refuses = False
+        ...     async def refuse(self, why, too_long): ...
+        >>> can_refuse(Proxy())
+        False
+    """
+    return isinstance(env, HasRefusal) and bool(getattr(env, "refuses", True))
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from actors.episodes.parts import EpisodeParts
 from actors.errors import ActorError, EnvironmentFailed
 from actors.segments import Closing
 from actors.start import check_repeated, check_room, repeated_turns, with_note
-from envs.base import Env, HasRefusal, HasTools, HasTurnFacts, HasTurnLimit, StepResult, ToolSchema, TurnFacts
+from envs.base import Env, HasTools, HasTurnFacts, HasTurnLimit, StepResult, ToolSchema, TurnFacts, can_refuse
 from protocol.arrays import SegmentArrays
 from protocol.messages.fields import TrajectoryStatus
 
@@ -201,7 +201,7 @@ class StepPlay:
 
         An agent that knows this error may go on in a shorter conversation, if there is room for it.
         """
-        bounded = self._task.sampling.max_context_tokens and isinstance(self._env, HasRefusal)
+        bounded = self._task.sampling.max_context_tokens and can_refuse(self._env)
         return bool(bounded) and self._talks.too_long(observation)
 
     def _too_long(self) -> ActorError:

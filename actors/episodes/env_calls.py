@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.errors import ActorError, EnvironmentFailed, ServiceDown
-from envs.base import CodeCaller, Env, HasGiveUp, HasRefusal, StepResult
+from envs.base import CodeCaller, Env, HasGiveUp, StepResult, can_refuse
 from envs.blame import place_of_error
 from envs.errors import ServiceFailed
 
@@ -79,7 +79,7 @@ class EnvCalls:
 
     async def refused(self, env: Env, error: ActorError, *, too_long: bool = False) -> StepResult:
         """Return what the environment sends in place of messages that cannot be rendered; raise why if it cannot."""
-        if not isinstance(env, HasRefusal):
+        if not can_refuse(env):
             raise error
         return await self.result(env.refuse, str(error), too_long)
 

@@ -7,8 +7,8 @@
     POST   /v1/demonstrations            a solved task
     PUT    /v1/clients/CLIENT            the client is still there
     PUT    /v1/episodes/EPISODE          begin an episode
-    POST   /v1/episodes/EPISODE/NUMBER   step NUMBER, from 1 on
-    DELETE /v1/episodes/EPISODE          end it
+    POST   /v1/episodes/EPISODE/NUMBER   step NUMBER, from 1 on: an action, or why messages are refused
+    DELETE /v1/episodes/EPISODE          end it; with ?given_up, by nobody's fault
 
 A request with the number of the last call gets that call's answer. So a client may repeat what it got no answer to.
 """
@@ -24,19 +24,18 @@ from typing import Any
 
 from aiohttp import web
 
-from envs.base import CodeCaller, Env, HasFacts, HasTools, HasTurnFacts, HasTurnLimit, Suite, SuiteFacts
+from envs.base import CodeCaller, HasFacts, Suite, SuiteFacts
 from envs.errors import EnvError, ServiceFailed
+from envs.remote.episodes import CLOSE_S, begin, end, play
 from envs.remote.failures import FAILED, FULL, SERVICE, UNKNOWN, failure_body
 from envs.remote.sessions import NAME_LENGTH, RemoteAnswer, RemoteSession, RemoteSessions
-from envs.remote.wire import BODY_BYTES, PROTOCOL, decoded, encoded, facts_body, result_body, turn_facts_of
+from envs.remote.wire import BODY_BYTES, GIVEN_UP, PROTOCOL, decoded, encoded, facts_body
 from protocol.security.http_token import require_token
 
 log = logging.getLogger(__name__)
 
 LEASE_S = 30.0
 MOST_EPISODES = 1024
-CLOSE_S = 5.0
-"""Longest time for the end of an episode."""
 MOST_LOGGED = 64
 """Distinct failures that are logged; all of them reach the clients."""
 
@@ -134,31 +133,17 @@ class EnvironmentServer:
         )
 
     async def _reset(self, session: RemoteSession, data: dict[str, Any], until: float) -> Any:
-        async def begin(suite: Suite, caller: CodeCaller) -> Any:
-            def left_s() -> float:
-                return until - time.monotonic()
-
-            session.caller = caller
-            session.env = env = await caller.call(
-                suite.episode, what="episode", timeout_s=left_s(), on_loop=True
-            )
-            messages = await caller.call(env.reset, data, what="reset", timeout_s=left_s())
-            tools = []
-            if isinstance(env, HasTools):
-                tools = list(
-                    await caller.call(env.tool_schemas, what="tool_schemas", timeout_s=left_s(), on_loop=True)
-                )
+        async def reset(suite: Suite, caller: CodeCaller) -> Any:
             served = {"suite": self._served.about.get("suite"), "lease_s": self._sessions.lease_s}
-            limit = await _turn_limit(env, caller, left_s())
-            return {"messages": messages, "tools": tools, "turn_limit": limit, **served}
+            return {**await begin(session, suite, caller, data, until), **served}
 
-        return await self._with_suite(begin)
+        return await self._with_suite(reset)
 
     async def _step(self, request: web.Request) -> web.Response:
         body = decoded(await request.read())
-        action, number = body.get("action"), int(request.match_info["number"])
-        if not isinstance(action, str):
-            raise EnvError("a step has an action, which is a text")
+        number = int(request.match_info["number"])
+        if not isinstance(body.get("action") if body.get("refuse") is None else body["refuse"], str):
+            raise EnvError("a step has an action, or the reason why messages are refused, which is a text")
         session = self._sessions.get(_name(request, "episode"))
         if session is None:
             why = (
@@ -166,39 +151,14 @@ class EnvironmentServer:
             )
             return _response(RemoteAnswer(UNKNOWN, encoded({"error": {"message": why}})))
         self._sessions.heard(session.client, time.monotonic())
-        return _response(
-            await session.once(number, lambda: self._answered(self._played(session, action, body)))
-        )
-
-    async def _played(self, session: RemoteSession, action: str, body: Mapping[str, Any]) -> Any:
-        env, caller, limit_s = session.env, session.caller, self._limit_s(body)
-        if env is None or caller is None:
-            raise EnvError("a step before reset, or behind one that failed")
-        facts = turn_facts_of(body.get("facts"))
-        if facts is not None and isinstance(env, HasTurnFacts):
-            await caller.call(env.turn_facts, facts, what="turn_facts", timeout_s=limit_s, on_loop=True)
-        body = result_body(await caller.call(env.step, action, what="step", timeout_s=limit_s))
-        return {**body, "turn_limit": None if body["done"] else await _turn_limit(env, caller, limit_s)}
+        limit_s = self._limit_s(body)
+        return _response(await session.once(number, lambda: self._answered(play(session, body, limit_s))))
 
     async def _end(self, request: web.Request) -> web.Response:
         session = self._sessions.pop(_name(request, "episode"))
         if session is not None:
-            await self._close(session)
+            await end(session, given_up=GIVEN_UP in request.query)
         return _response(RemoteAnswer(200, b"{}"))
-
-    async def _close(self, session: RemoteSession) -> None:
-        """End an episode: what still runs in it, and its environment."""
-        running: asyncio.Task[Any] | None = session.running
-        if running is not None and not running.done():
-            running.cancel()
-            await asyncio.wait({running}, timeout=CLOSE_S)
-        env, caller = session.env, session.caller
-        if env is None or caller is None:
-            return
-        try:
-            await caller.call(env.close, what="close", timeout_s=CLOSE_S)
-        except Exception as error:
-            log.warning("episode %s did not close: %r", session.name, error)
 
     async def _with_suite(self, work: Callable[[Suite, CodeCaller], Awaitable[Any]]) -> Any:
         try:
@@ -242,7 +202,7 @@ class EnvironmentServer:
         watch.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2 * CLOSE_S):
-                await asyncio.gather(*(self._close(session) for session in self._sessions.all()))
+                await asyncio.gather(*(end(session, given_up=True) for session in self._sessions.all()))
 
     async def _watch(self) -> None:
         while True:
@@ -250,7 +210,7 @@ class EnvironmentServer:
             for session in self._sessions.expired(time.monotonic()):
                 log.info("client %s is silent: episode %s ends", session.client, session.name)
                 self._counts["left"] += 1
-                await self._close(session)
+                await end(session, given_up=True)
 
 
 @web.middleware
@@ -261,13 +221,6 @@ async def _readable(request: web.Request, handler: Any) -> web.StreamResponse:
         return response
     except (EnvError, TypeError) as error:
         return web.json_response({"error": {"message": f"the request cannot be read: {error}"}}, status=400)
-
-
-async def _turn_limit(env: Env, caller: CodeCaller, timeout_s: float) -> Any:
-    """Return the most tokens that the environment wants in the next answer; None: it does not say."""
-    if not isinstance(env, HasTurnLimit):
-        return None
-    return await caller.call(env.turn_limit, what="turn_limit", timeout_s=timeout_s, on_loop=True)
 
 
 def _name(request: web.Request, kind: str) -> str:

@@ -14,9 +14,9 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts, ToolSchema, TurnFacts
-from envs.errors import EnvError, ServerLost
+from envs.errors import EnvError, ServerLost, ServiceFailed
 from envs.remote.client import RETRY_S, EnvironmentClient
-from envs.remote.wire import facts_of, result_of
+from envs.remote.wire import GIVEN_UP, facts_of, result_of
 from envs.user_code import absolute_beside_run_file
 from protocol.gauges import Gauge, table
 from protocol.security.addresses import is_loopback
@@ -63,8 +63,9 @@ class RemoteSuite:
         """Fingerprint of the suite that the servers have; None: no episode has begun."""
         self._present: dict[EnvironmentClient, asyncio.Task[None]] = {}
         """Tasks that tell servers that this client is there."""
-        self._orphans = list[tuple[EnvironmentClient, str]]()
-        """Episodes that a server may have begun, and that nobody plays: their servers are told to end them."""
+        self._orphans = list[tuple[EnvironmentClient, str, bool]]()
+        """Episodes that a server may have begun, and that nobody plays: their servers are told to end them, and
+        whether that is nobody's fault."""
         self._lost = 0
 
     @staticmethod
@@ -131,13 +132,14 @@ class RemoteSuite:
             try:
                 answer = await server.ask("PUT", f"/v1/episodes/{name}", content, until, patient=False)
                 self._check(server, answer)
-                self._orphans += [(other, name) for other in tried if other is not server]
+                self._orphans += [(other, name, True) for other in tried if other is not server]
                 return server, answer
             except BaseException as error:
                 server.episodes -= 1
                 if not isinstance(error, ServerLost) or time.monotonic() + RETRY_S >= until:
                     self._lost += isinstance(error, ServerLost)
-                    self._orphans += [(other, name) for other in tried]
+                    faultless = not isinstance(error, EnvError) or isinstance(error, ServiceFailed)
+                    self._orphans += [(other, name, faultless) for other in tried]
                     raise
             if not rested:
                 await asyncio.sleep(RETRY_S)
@@ -207,13 +209,15 @@ class _RemoteEpisode:
         self._tools: Sequence[ToolSchema] = ()
         self._facts: TurnFacts | None = None
         self._limit: Any = None
-        self._steps = 0
+        self._steps, self._given_up = 0, False
+        self.refuses = False
+        """Whether the environment on the server can refuse messages."""
 
     async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
         self._server, answer = await self._suite.begin(self._name, data)
         tools, messages = answer.get("tools"), answer.get("messages")
         self._tools = tools if isinstance(tools, list) else ()
-        self._limit = answer.get("turn_limit")
+        self._limit, self.refuses = answer.get("turn_limit"), answer.get("refuses") is True
         return cast(list[ChatMessage], messages)
 
     def tool_schemas(self) -> Sequence[ToolSchema]:
@@ -226,27 +230,41 @@ class _RemoteEpisode:
         self._facts = facts
 
     async def step(self, action: str) -> StepResult:
-        assert self._server is not None, "step before reset"
-        self._steps += 1
         facts = None if self._facts is None else asdict(self._facts)
-        path = f"/v1/episodes/{self._name}/{self._steps}"
-        answer = await self._suite.played(self._server, path, {"action": action, "facts": facts})
-        self._limit = answer.get("turn_limit")
-        return result_of(answer)
+        return await self._called({"action": action, "facts": facts})
+
+    async def refuse(self, why: str, too_long: bool) -> StepResult:
+        return await self._called({"refuse": why, "too_long": too_long})
+
+    def give_up(self) -> None:
+        self._given_up = True
 
     async def close(self) -> None:
         if (server := self._server) is None:
             return
         self._server = None
         server.episodes -= 1
-        await _end(server, self._name)
+        await _end(server, self._name, self._given_up)
+
+    async def _called(self, content: Mapping[str, Any]) -> StepResult:
+        """Return the result of the next call."""
+        assert self._server is not None, "a step before reset"
+        self._steps += 1
+        path = f"/v1/episodes/{self._name}/{self._steps}"
+        answer = await self._suite.played(self._server, path, content)
+        self._limit = answer.get("turn_limit")
+        return result_of(answer)
 
 
-async def _end(server: EnvironmentClient, name: str) -> None:
-    """End an episode. A server that is gone has none to end."""
+async def _end(server: EnvironmentClient, name: str, given_up: bool) -> None:
+    """End an episode. A server that is gone has none to end.
+
+    Args:
+        given_up: it ends by nobody's fault.
+    """
+    path = f"/v1/episodes/{name}" + (f"?{GIVEN_UP}" if given_up else "")
     with contextlib.suppress(EnvError):
-        until = time.monotonic() + CLOSE_S
-        await server.ask("DELETE", f"/v1/episodes/{name}", None, until, patient=False)
+        await server.ask("DELETE", path, None, time.monotonic() + CLOSE_S, patient=False)
 
 
 def checked_url(url: str, keys: str) -> str:

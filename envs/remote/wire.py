@@ -12,6 +12,8 @@ BODY_BYTES = 64 * 2**20
 """Largest body of a request or an answer."""
 PROTOCOL = 1
 """Version of these bodies. A client refuses a server of another one."""
+GIVEN_UP = "given_up"
+"""Name in the query of a request that ends an episode: it ends by nobody's fault, and its task runs again."""
 
 
 def encoded(content: Any) -> bytes:

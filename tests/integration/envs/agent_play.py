@@ -63,16 +63,28 @@ class Play:
 
 
 def played(
-    folder, run, answer, *, rows=None, behind=None, end_after=None, bounds=None, sampling=None, **params
+    folder,
+    run,
+    answer,
+    *,
+    rows=None,
+    behind=None,
+    end_after=None,
+    bounds=None,
+    sampling=None,
+    suite=None,
+    **params,
 ):
     """Play the episode of the first row.
 
     Args:
         run: the agent, see `envs.agent.suite`.
+        suite: what is played in place of a suite of ``run``, ``rows`` and ``params``.
         end_after: coroutine function that is awaited beside the episode, and after which it is cancelled.
     """
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows or [{"n": 1}]))
-    suite = make_suite("agent", {"run": run, "train": f"{folder}/rows.jsonl", "heldout": 0.0, **params})
+    if suite is None:
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows or [{"n": 1}]))
+        suite = make_suite("agent", {"run": run, "train": f"{folder}/rows.jsonl", "heldout": 0.0, **params})
     renderer, cuts = make_renderer(folder), []
     policy = Answers(renderer, answer, behind)
 
