@@ -2,4 +2,5 @@
 
 - `suite`: the suite `gymnasium` and its episodes. `texts`: texts of observations, and the action in a text.
 - `skyrl`: the suite `skyrl_gym` and its episodes. `textworld`: the suite `textworld` and its episodes.
+- `library_lock`: lets one thread at a time into a library.
 """

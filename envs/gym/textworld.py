@@ -2,12 +2,12 @@
 
 import importlib
 import re
-import threading
 from pathlib import Path
 from typing import Any, cast
 
 from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
 from envs.errors import EnvError
+from envs.gym.library_lock import LibraryLock
 from envs.gym.suite import ROLES
 from envs.gym.texts import filled
 from envs.reasoning_gym_suite import opening, task_of
@@ -21,6 +21,10 @@ SUFFIX = ".z8"
 """End of the names of games that answer with texts; TextWorld finds the files beside them."""
 COMMAND = 200
 """Characters of a command that the game reads."""
+CLOSE_S = 4.0
+"""Longest wait for TextWorld at the end of a game; an actor gives up after 5 s."""
+_ALONE = LibraryLock("TextWorld")
+# Invariant: one thread at a time is in TextWorld, which reads games with a parser that all threads of a process share.
 _LOGO = re.compile(r"^[\s\\|/$_>]+$\n?", re.MULTILINE)
 _STATUS = re.compile(r"\n>\s*-= .*? =-\s*-?\d+/\d+\s*\Z")
 _GAPS = re.compile(r"\n{3,}")
@@ -37,6 +41,8 @@ class TextWorldSuite:
         observation: text of every later observation, with ``{observation}``, ``{commands}`` and ``{score}``.
         role: role of later observations, "tool" or "user". Some chat templates refuse one of them.
         seed: seed of the order of the games in each epoch.
+        wait_s: longest time in seconds that a game waits for others, of which one plays at a time. Then its episode is
+            given up by nobody's fault. It has to be below ``actor.env_timeout_s``, or the episode fails first.
 
     Raises:
         EnvError: the package or a game is not there, or a setting is wrong.
@@ -51,6 +57,7 @@ class TextWorldSuite:
         observation: str = "{observation}",
         role: str = "tool",
         seed: int = 0,
+        wait_s: float = 20.0,
     ) -> None:
         try:
             self._library = importlib.import_module("textworld")
@@ -60,6 +67,8 @@ class TextWorldSuite:
             ) from None
         if role not in ROLES:
             raise EnvError(f"params.role = {role!r}: write one of {', '.join(ROLES)}")
+        if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 < wait_s < float("inf"):
+            raise EnvError(f"params.wait_s = {wait_s!r}: write a number of seconds above 0")
         found = games_in(games, "games")
         if isinstance(heldout, str | list):
             others = games_in(heldout, "heldout")
@@ -76,8 +85,7 @@ class TextWorldSuite:
         self._games: dict[Split, list[Path]] = {"train": own, "heldout": others}
         self._instruction, self._prompt, self._observation = instruction, prompt, observation
         self._role, self._seed = role, seed
-        # Invariant: one thread at a time is in TextWorld, which reads games with a parser that threads would share.
-        self.alone = threading.Lock()
+        self.wait_s = float(wait_s)
         self.first("", [])
         self.later("", [], 0)
 
@@ -109,9 +117,11 @@ class TextWorldSuite:
 
         Raises:
             LookupError: the game does not tell them.
+            ServiceFailed: another game has held TextWorld for too long.
         """
-        with self.alone:
-            game = self.start(self.game_of(index, split))
+        path = self.game_of(index, split)
+        with _ALONE.held(path.name, self.wait_s):
+            game = self.start(path)
             try:
                 state = game.reset()
                 messages = self.first(plain_text(state.feedback), state.admissible_commands)
@@ -174,7 +184,7 @@ class _TextWorldEpisode:
     def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
         path = self._suite.game_of(*task_of(data))
         self._name = path.name
-        with self._suite.alone:
+        with _ALONE.held(path.name, self._suite.wait_s):
             self._game = self._suite.start(path)
             state = self._game.reset()
         self._best = float(state.max_score or 1)
@@ -182,7 +192,7 @@ class _TextWorldEpisode:
 
     def step(self, action: str) -> StepResult:
         assert self._game is not None, "step before reset"
-        with self._suite.alone:
+        with _ALONE.held(self._name, self._suite.wait_s):
             state, score, over = self._game.step(command_in(action))
         reward, self._score = (float(score) - self._score) / self._best, float(score)
         info = {"game": self._name, "score": self._score, "best_score": self._best}
@@ -194,7 +204,7 @@ class _TextWorldEpisode:
 
     def close(self) -> None:
         if self._game is not None:
-            with self._suite.alone:
+            with _ALONE.held(self._name, CLOSE_S):
                 self._game.close()
 
 

@@ -2,15 +2,46 @@
 
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
-from envs.errors import EnvError
+from envs.errors import EnvError, ServiceFailed
 from envs.registry import beside, files_of, make_suite
 
 SEEDS = (1, 2, 3)
 # jericho, which runs a game, says so of each that TextWorld made; TextWorld counts the score itself.
 pytestmark = pytest.mark.filterwarnings("ignore:Game .* is not fully supported")
+
+
+class FakeLibrary:
+    """Stands in for TextWorld with one game, in which the command "wait" ends when `free` is set."""
+
+    def __init__(self, game):
+        self.game, self.inside, self.free = game, threading.Event(), threading.Event()
+        self._state = SimpleNamespace(
+            feedback="A room.", admissible_commands=[], max_score=1, won=False, lost=False, policy_commands=[]
+        )
+
+    def EnvInfos(self, **_):
+        return None
+
+    def start(self, path, wanted):
+        return self
+
+    def reset(self):
+        return self._state
+
+    def step(self, command):
+        if command == "wait":
+            self.inside.set()
+            assert self.free.wait(60.0)
+        return self._state, 0, False
+
+    def close(self):
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +98,38 @@ def test_two_games_are_played_at_a_time(games):
         env.close()
 
 
+def test_a_game_that_never_answers_does_not_hold_up_others(tmp_path):
+    """Those who wait are not at fault, whatever suite they are of, and the library is free once it is left."""
+    (tmp_path / "game.z8").touch()
+    library = FakeLibrary(str(tmp_path / "game.z8"))
+    with patch.dict(sys.modules, {"textworld": library}):
+        suites = [
+            make_suite("textworld", {"games": library.game, "heldout": 0.0, "wait_s": 0.05}) for _ in "ab"
+        ]
+    task = {"index": 0, "split": "train"}
+    stuck, other, last = suites[0].episode(), suites[0].episode(), suites[1].episode()
+    for env in (stuck, other):
+        env.reset(task)
+    turn = threading.Thread(target=stuck.step, args=("wait",), daemon=True)
+    turn.start()
+    assert library.inside.wait(20.0)
+    for call in (
+        lambda: other.step("look"),
+        lambda: last.reset(task),
+        lambda: suites[1].demonstration(0, "train"),
+    ):
+        with pytest.raises(ServiceFailed, match=r"waited 0.05 s for TextWorld, .*: game.z8 is in it"):
+            call()
+    library.free.set()
+    turn.join(20.0)
+    assert other.step("look").messages()[0]["content"] == "A room."
+
+
 WRONG = {
     "no game": ({"games": "nowhere.z8"}, "params.games: 'nowhere.z8' is no game"),
     "no games": ({"games": []}, "params.games"),
     "role": ({"games": "a.z8", "role": "judge"}, "params.role"),
+    "wait": ({"games": "a.z8", "wait_s": 0}, "params.wait_s"),
 }
 
 
