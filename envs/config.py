@@ -11,7 +11,7 @@ class EnvConfig(Section):
     """Section `[env]` of the run file."""
 
     name: str
-    """Environment: `rows`, `tools`, `agent`, `gymnasium`, `skyrl_gym`, `textworld`, `openenv`, `remote`,
+    """Environment: `rows`, `tools`, `agent`, `gymnasium`, `minigrid`, `skyrl_gym`, `textworld`, `openenv`, `remote`,
     `reasoning_gym`, `calculator`, or your own as `module:attribute` or `path/to/file.py:attribute`. Your own is a
     callable that takes `params` as keyword arguments and returns an `envs.base.Suite`. A file is looked for in the
     working folder, then in the run file's folder. Several environments are several tables `[[env]]`, each with `name`,

@@ -21,6 +21,7 @@ BUILT_IN = {
     "gymnasium": "envs.gym.suite:GymnasiumSuite",
     "skyrl_gym": "envs.gym.skyrl:SkyrlGymSuite",
     "textworld": "envs.gym.textworld:TextWorldSuite",
+    "minigrid": "envs.gym.minigrid:MiniGridSuite",
     "openenv": "envs.openenv.suite:OpenEnvSuite",
     "remote": "envs.remote.suite:RemoteSuite",
 }

@@ -23,7 +23,14 @@ from envs.user_code import (
 from protocol.gauges import Gauge, table
 
 GAUGES = table(
-    [Gauge("actions_unknown_total", "turns", "turns that name no action, of `gymnasium`", "total")]
+    [
+        Gauge(
+            "actions_unknown_total",
+            "turns",
+            "turns that name no action, of `gymnasium` and `minigrid`",
+            "total",
+        )
+    ]
 )
 """Gauges of the suite."""
 INSTALL = "pip install 'offbeat[gym]'"

@@ -1,6 +1,8 @@
 """Environments of gymnasium are played in words. Tests that make one need the package."""
 
+import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +10,8 @@ import pytest
 from envs.errors import EnvError
 from envs.gym.texts import action_names, finder, plain, refuse_large, written
 from envs.registry import beside, files_of, make_suite
+from launch.cli import main
+from launch.tokenizer import make_tokenizer, save_tokenizer
 
 LAKE = {
     "id": "FrozenLake-v1",
@@ -150,6 +154,17 @@ def test_a_wrong_setting_is_named(params, why):
     gymnasium()
     with pytest.raises(EnvError, match=why):
         make_suite("gymnasium", params)
+
+
+def test_the_run_file_of_the_page_is_ok(tmp_path, capsys):
+    gymnasium()
+    page = Path(__file__).parents[3] / "docs" / "run" / "gymnasium.md"
+    block = page.read_text().partition("```toml\n")[2].partition("```")[0]
+    save_tokenizer(make_tokenizer(["[S]FFF"]), tmp_path / "model", max_length=2048)
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
+    (tmp_path / "lake.toml").write_text(block.replace("Qwen/Qwen3-0.6B", str(tmp_path / "model")))
+    assert main(["check", str(tmp_path / "lake.toml")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("lake.toml: ok (run run, mode async)")
 
 
 def test_without_the_package_the_cure_is_named(monkeypatch):
