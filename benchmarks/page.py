@@ -30,6 +30,7 @@ COMMANDS = {
     "async_vs_sync": "async_vs_sync --arms heavy tools --seeds 0",
     "broker": "broker --sizes '16 KB' --repetitions 3",
     "claims": "claims --claims GDPO DVAO G2RPO OTC GiGPO --plot docs/images/claims.png",
+    "claims-doors": "claims --claims GiGPO-doors --plot docs/images/claims-doors.png",
     "claims-families": "claims --claims GHPO ARPO-branch --plot docs/images/claims-families.png",
     "endtoend": "endtoend spell_backward --seeds 0",
     "every_way": "every_way",

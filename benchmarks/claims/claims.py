@@ -32,6 +32,7 @@ BUDGETS = {
     "several_rewards": Budget(40_000),
     "hops": Budget(30_000),
     "lake": Budget(40_000),
+    "doors": Budget(60_000),
     "dials": Budget(80_000),
     "wide_lake": Budget(16_000, "steps"),
 }
@@ -101,6 +102,8 @@ _ARMS = (
     Arm("otc", "hops", "otc"),
     Arm("grpo-lake", "lake", "grpo"),
     Arm("gigpo", "lake", "gigpo"),
+    Arm("grpo-doors", "doors", "grpo"),
+    Arm("gigpo-doors", "doors", "gigpo"),
     Arm("grpo-dials", "dials", "grpo"),
     Arm("ghpo", "dials", "ghpo", family={"note": "{hint}"}),
     Arm("grpo-wide", "wide_lake", "grpo"),
@@ -143,6 +146,13 @@ CLAIMS = (
         "gigpo",
         "comparing turns of one state learns a sparse task sooner and better than GRPO",
         (Bar("final", "grpo-lake", 0.05), Bar("area", "grpo-lake", 0.1)),
+        "recipes/credit/gigpo.md",
+    ),
+    Claim(
+        "GiGPO-doors",
+        "gigpo-doors",
+        "comparing turns of one state learns a room with key and door sooner and better than GRPO",
+        (Bar("final", "grpo-doors", 0.05), Bar("area", "grpo-doors", 0.1)),
         "recipes/credit/gigpo.md",
     ),
     Claim(

@@ -33,12 +33,15 @@ def by_arm(cells: Sequence[Cell]) -> dict[str, dict[int, Cell]]:
 def tables(cells: Sequence[Cell], claims: Sequence[Claim] = CLAIMS) -> dict[str, str]:
     """Return the Markdown tables.
 
-    "claims" has the verdicts, and "arms" the numbers of each arm. A table for each recipe has its claim alone.
+    "claims" has the verdicts, and "arms" the numbers of each arm. A table for each recipe has its claims alone.
     """
     runs = by_arm(cells)
     head = ["| method | claim | bar | paired difference | seeds | verdict |", "|---|---|---|---|---|---|"]
     rows = [f"| [{c.name}]({c.page}) | {c.sentence} | {_cells(c, runs)} |" for c in claims]
-    alone = {ARMS[c.arm].recipe: [*ALONE, f"| {ARMS[c.arm].task} | {_cells(c, runs)} |"] for c in claims}
+    alone: dict[str, list[str]] = {}
+    for c in claims:
+        row = f"| {ARMS[c.arm].task} | {_cells(c, runs)} |"
+        alone.setdefault(ARMS[c.arm].recipe, [*ALONE]).append(row)
     arms = ["| arm | task | recipe | solved, last fifth | solved, whole run | calls | budget | runs |"]
     arms += ["|---|---|---|---|---|---|---|---|"]
     arms += [_arm_row(name, list(runs[name].values())) for name in ARMS if runs[name]]

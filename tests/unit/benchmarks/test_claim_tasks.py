@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from actors.start import with_note
+from benchmarks.claims.claims import TASKS
 from benchmarks.envs.dials import DialsSuite, dial
 from benchmarks.envs.hops import HopsSuite, HopsTask, task_from
 from benchmarks.envs.several_rewards import NAMES, SeveralRewardsSuite, rewards_of
 from envs.errors import EnvError
+from envs.registry import make_suite
 from envs.scoring.scorer import Question
+from launch.run_file.load import load
 
 GRAPH = "Solve the following task:\n|4 1|1 7|2 3|0 9|7 6|3 0|9 5|2 4/2 6 = \n"
 HOPS = HopsTask({"1": "4", "4": "7", "5": "2"}, ("1", "4", "7"), "xyz")
@@ -218,3 +221,33 @@ def test_training_and_evaluation_see_all_lakes():
         LakeSuite(size=7)
     with pytest.raises(EnvError, match="lakes = 2: 1000 draws gave 1 different maps"):
         LakeSuite(ice=1.0, lakes=2)
+
+
+def test_a_door_of_the_benchmark_fits_its_limits_and_a_random_walk_seldom_gets_through():
+    pytest.importorskip("minigrid", reason="the extra minigrid is not installed")
+    config = load(TASKS / "doors.toml")
+    limit = config.env.params["kwargs"]["max_steps"]
+
+    def actions(slips, count):
+        suite = make_suite(config.env.name, {**config.env.params, "slips": slips})
+        return [
+            len(suite._walk(np.random.default_rng(i), suite.seed_of(i, "train"))[1]) for i in range(count)
+        ]
+
+    # The shortest way of each room leaves time for as many detours. A character is a token; each turn has three tokens
+    # more than its texts (the roles, and the end of the action), and the first message one (the beginning).
+    assert max(actions(0.0, 6)) <= 0.75 * limit
+    observation = max(len(text) for text in _texts(config.env, 4))
+    assert 1 + limit * (observation + 1 + 3) <= config.learner.sampling.max_trajectory_tokens
+    assert config.learner.sampling.max_trajectory_tokens < config.generator.max_model_len
+    assert limit <= config.actor.max_turns
+    # Hardly a random walk earns anything; with the slips of the warm start some do.
+    walked, slipped = (
+        sum(count < limit for count in actions(slips, 20)) for slips in (1.0, config.env.params["slips"])
+    )
+    assert walked <= 1 < slipped < 20
+
+
+def _texts(env, count):
+    suite = make_suite(env.name, env.params)
+    return [message["content"] for i in range(count) for message in suite.demonstration(i, "train")]

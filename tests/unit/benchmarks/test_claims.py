@@ -68,6 +68,8 @@ def test_the_lock_pays_all_or_nothing():
 def test_an_arm_finds_its_rewards_and_marks_on_its_task(name):
     if ARMS[name].task.endswith("lake"):
         pytest.importorskip("gymnasium", reason="the extra gym is not installed")
+    if ARMS[name].task == "doors":
+        pytest.importorskip("minigrid", reason="the extra minigrid is not installed")
     learner, facts = configured(ARMS[name]).learner, facts_of(ARMS[name].task)
     assert {reward for _, reward in needed_rewards(learner)} <= set(facts.reward_names)
     assert {mark for _, mark in needed_marks(learner)} <= set(facts.mark_names)
@@ -81,6 +83,15 @@ def test_arms_differ_in_objective_and_rewards_alone():
     assert configured(ARMS["unscaled-heavy"]).learner.algorithm.advantage == GroupAdvantage(scale="none")
     budgets = [Budget(100), Budget(200), Budget(100, "steps")]
     assert len({settings_of(config, budget) for config in (plain, treated) for budget in budgets}) == 6
+
+
+def test_the_arms_of_a_room_with_a_door_differ_in_the_objective_alone():
+    plain, treated = (configured(ARMS[name]) for name in ("grpo-doors", "gigpo-doors"))
+    assert treated.learner.algorithm.advantage.kind == "compared"
+    same = treated.learner.model_copy(update={"algorithm": plain.learner.algorithm})
+    assert treated.model_copy(update={"learner": same}) == plain
+    # The lake's published runs stay valid: its arms have the task that they had.
+    assert (ARMS["gigpo"].task, ARMS["grpo-lake"].task, BUDGETS["lake"]) == ("lake", "lake", Budget(40_000))
 
 
 def test_arms_with_families_differ_from_the_baseline_in_these_alone():
@@ -254,6 +265,16 @@ def test_the_table_has_every_claim_with_its_figure_and_verdict():
     assert (
         "| gdpo | several_rewards | gdpo | 0.300 [0.300, 0.300] | 0.300 [0.300, 0.300] | - |" in made["arms"]
     )
+
+
+def test_the_two_claims_of_a_recipe_share_its_table():
+    made = tables([*of_arm("gigpo", [0.5, 0.6]).values(), *of_arm("grpo-lake", [0.4, 0.4]).values()])
+    *_, lake, doors = made["gigpo"].splitlines()
+    assert lake.startswith("| lake | solved, last fifth ≥ +0.050 over grpo-lake; ")
+    assert doors.startswith("| doors | solved, last fifth ≥ +0.050 over grpo-doors; ")
+    assert doors.endswith("| -; - | 0 of 5 | **not measured** |")
+    only = [claim for claim in CLAIMS if claim.name == "GiGPO-doors"]
+    assert tables([], only)["gigpo"].splitlines()[2:] == [doors]
 
 
 def test_a_recipe_has_a_table_of_its_claim_alone():
