@@ -19,7 +19,7 @@ from learner.process.ranks import lead
 from learner.process.stopping import Stop, leave
 from learner.publishing.publisher import Publisher
 from learner.replay.batch import can_rescue
-from learner.replay.table import replay_table
+from learner.replay.from_config import replay_table
 from learner.run_files import CHECKPOINTS, PID_FILE, RESULT
 from learner.samples.sample_log import SampleLog
 from learner.samples.texts import open_tokenizer

@@ -31,7 +31,7 @@ from learner.loop import Learner
 from learner.metrics import Report
 from learner.process.joining import join
 from learner.publishing.publisher import Publisher
-from learner.replay.table import replay_table
+from learner.replay.from_config import replay_table
 from learner.run_files import next_epoch
 from learner.update.engine import TrainingEngine
 from protocol.link import ThreadLink

@@ -85,7 +85,7 @@ def _outcomes(learner: LearnerConfig, replay: ReplayConfig) -> Iterator[str]:
 def _table(learner: LearnerConfig) -> Iterator[str]:
     """Yield the mistake that the replay table itself finds: it would give nothing, or less than its share."""
     from learner.errors import ReplayConfigError
-    from learner.replay.table import replay_table
+    from learner.replay.from_config import replay_table
 
     try:
         replay_table(learner)

@@ -19,8 +19,9 @@ import numpy as np
 from learner.algorithms.replay import advantage_recalibrated
 from learner.algorithms.replay_gates import group_failed
 from learner.credit.rewards.sums import mark_total
+from learner.replay.entry import ReplayEntry
 from learner.replay.rules import SUCCESS_RETURN
-from learner.replay.table import ReplayEntry, ReplayTable
+from learner.replay.table import ReplayTable
 from learner.settings.replay import RESCUE_RULES, ReplayConfig
 from learner.trajectory import Trajectory
 from learner.units import Unit, newest_version

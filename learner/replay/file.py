@@ -38,7 +38,7 @@ class StoredItem(Struct, frozen=True):
 
 
 class StoredEntry(Struct, frozen=True, kw_only=True):
-    """An item of the table and the numbers that the selectors use; see `learner.replay.table.ReplayEntry`."""
+    """An item of the table and the numbers that the selectors use; see `learner.replay.entry.ReplayEntry`."""
 
     item: StoredItem
     key: str

@@ -9,70 +9,37 @@ that the caller passes. At any moment ``inserted = held + evicted``.
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Generic, Literal, get_args
 
 import numpy as np
 
 from learner.algorithms import replay
-from learner.config import LearnerConfig
-from learner.errors import ReplayConfigError, ReplayStateError
+from learner.errors import ReplayStateError
+from learner.replay.entry import Item, ReplayEntry, restored, stored
 from learner.replay.file import (
     FORMAT,
-    StoredEntry,
     StoredTable,
-    decode_item,
     decode_table,
-    encode_item,
     encode_table,
 )
 from learner.replay.rules import (
     Columns,
     Limiter,
     Selector,
-    check_share,
-    items_per_prompt,
-    make_limiter,
-    make_selector,
 )
-from learner.settings.replay import RESCUE_RULES, ReplayConfig
-from learner.trajectory import Trajectory
-from learner.units import Unit
+from learner.settings.replay import ReplayConfig
 from protocol.whole_files import write_whole
 
-__all__ = ["Limiter", "ReplayConfigError", "ReplayEntry", "ReplayStateError", "ReplayTable", "make_table"]
-
 Cause = Literal["age", "uses", "capacity", "prompt", "stopped"]
-T = TypeVar("T", Unit, Trajectory)
-
-
-@dataclass(eq=False)
-class ReplayEntry(Generic[T]):
-    """An item and the numbers that the selectors use."""
-
-    item: T
-    key: str
-    """Key of the prompt; see `learner.replay.batch.prompt_key`."""
-    version: int
-    """Policy version of the item's newest token."""
-    return_: float = 0.0
-    """Return of the trajectory, or mean return of the group."""
-    advantage: float = 0.0
-    """Advantage at the time of insertion; 0 for groups and rescue rules."""
-    success_rate: float = 0.0
-    """Mean success of the item's trajectories, in [0, 1]: solved or not, else the return clipped to [0, 1]."""
-    tokens: int = 0
-    """Action tokens of the item."""
-    order: int = 0
-    """Number of items that were inserted before it; it names the item."""
-    uses: int = 0
-    """How often the item has been drawn."""
 
 
 @dataclass
-class ReplayTable(Generic[T]):
-    """Replay table with items in the order of insertion; made by `make_table`.
+class ReplayTable(Generic[Item]):
+    """Replay table with items in the order of insertion; made by `learner.replay.from_config.make_table`.
 
     Example:
+        >>> from learner.replay.from_config import make_table
+        >>> from learner.units import Unit
         >>> table = make_table(ReplayConfig(rule="recent", max_policy_lag=2))
         >>> table.insert(Unit("u", "g", []), key="prompt", version=3)
         >>> [entry.key for entry in table.sample(1, step=0, version=4, rng=np.random.default_rng(0))]
@@ -86,7 +53,7 @@ class ReplayTable(Generic[T]):
     limiter: Limiter
     per_key: int | None = None
     """Most items of one prompt, the newest ones; None: no limit."""
-    entries: dict[int, ReplayEntry[T]] = field(default_factory=dict)
+    entries: dict[int, ReplayEntry[Item]] = field(default_factory=dict)
     """Held items by `ReplayEntry.order`."""
     inserted: int = 0
     sampled: int = 0
@@ -104,7 +71,7 @@ class ReplayTable(Generic[T]):
 
     def insert(
         self,
-        item: T,
+        item: Item,
         *,
         key: str,
         version: int,
@@ -122,7 +89,7 @@ class ReplayTable(Generic[T]):
 
     def sample(
         self, count: int, *, step: int, version: int, rng: np.random.Generator, key: str | None = None
-    ) -> list[ReplayEntry[T]]:
+    ) -> list[ReplayEntry[Item]]:
         """Draw items, each at most once; fewer than ``count`` if the table or the limiter allows no more.
 
         Args:
@@ -150,7 +117,7 @@ class ReplayTable(Generic[T]):
                 self._evict(entry, "uses")
         return drawn
 
-    def fire(self, *, step: int, version: int) -> list[ReplayEntry[T]]:
+    def fire(self, *, step: int, version: int) -> list[ReplayEntry[Item]]:
         """Return all items that may be drawn, and empty the table, if they are at least `fire_at`; else none."""
         self.expire(step=step, version=version)
         held = list(self.entries.values())
@@ -218,10 +185,6 @@ class ReplayTable(Generic[T]):
 
     def state(self) -> bytes:
         """Return the whole table as bytes for `restore`."""
-        entries = [
-            StoredEntry(item=encode_item(e.item), **{k: v for k, v in vars(e).items() if k != "item"})
-            for e in self.entries.values()
-        ]
         return encode_table(
             StoredTable(
                 format=FORMAT,
@@ -232,7 +195,7 @@ class ReplayTable(Generic[T]):
                 evicted=self.evicted,
                 carry=self._carry,
                 baselines=list(self.baselines),
-                entries=entries,
+                entries=[stored(e) for e in self.entries.values()],
             )
         )
 
@@ -243,23 +206,23 @@ class ReplayTable(Generic[T]):
         Raises:
             ReplayStateError: the data are damaged, or the table was filled with a different rule.
         """
-        stored = decode_table(data)
-        if stored.rule != self.config.rule:
+        table = decode_table(data)
+        if table.rule != self.config.rule:
             raise ReplayStateError(
-                f"replay table: filled under learner.replay.rule = {stored.rule!r}, this run has "
+                f"replay table: filled under learner.replay.rule = {table.rule!r}, this run has "
                 f"{self.config.rule!r}; resume with the former, or delete the table's file to start with an empty one"
             )
-        held, evicted = len(stored.entries), sum(stored.evicted.values())
-        if stored.inserted != held + evicted:
+        held, evicted = len(table.entries), sum(table.evicted.values())
+        if table.inserted != held + evicted:
             raise ReplayStateError(
-                f"replay table: {stored.inserted} inserted, but {held} held and {evicted} evicted; the file is "
+                f"replay table: {table.inserted} inserted, but {held} held and {evicted} evicted; the file is "
                 "damaged, delete it to resume with an empty table"
             )
-        self.entries = {e.order: _entry(e) for e in stored.entries}
-        self.inserted, self.sampled = stored.inserted, stored.sampled
-        self.sampled_tokens, self._carry = stored.sampled_tokens, stored.carry
-        self.evicted = dict.fromkeys(get_args(Cause), 0) | stored.evicted
-        self.baselines = deque(stored.baselines, maxlen=self.config.capacity_groups)
+        self.entries = {e.order: restored(e) for e in table.entries}
+        self.inserted, self.sampled = table.inserted, table.sampled
+        self.sampled_tokens, self._carry = table.sampled_tokens, table.carry
+        self.evicted = dict.fromkeys(get_args(Cause), 0) | table.evicted
+        self.baselines = deque(table.baselines, maxlen=self.config.capacity_groups)
         for entry in list(self.entries.values()):
             if entry.uses >= self.config.max_uses:
                 self._evict(entry, "uses")
@@ -283,7 +246,7 @@ class ReplayTable(Generic[T]):
         except ReplayStateError as error:
             raise ReplayStateError(f"{path}: {error}") from None
 
-    def _columns(self, entries: list[ReplayEntry[T]], version: int) -> Columns:
+    def _columns(self, entries: list[ReplayEntry[Item]], version: int) -> Columns:
         returns = np.array([e.return_ for e in entries])
         recalibrated = replay.advantage_recalibrated(returns, self.baselines) if self.baselines else returns
         return Columns(
@@ -302,47 +265,6 @@ class ReplayTable(Generic[T]):
         while len(self) > self.config.capacity_groups:
             self._evict(next(iter(self.entries.values())), "capacity")
 
-    def _evict(self, entry: ReplayEntry[T], cause: Cause) -> None:
+    def _evict(self, entry: ReplayEntry[Item], cause: Cause) -> None:
         del self.entries[entry.order]
         self.evicted[cause] += 1
-
-
-def make_table(
-    config: ReplayConfig, *, fresh_items: int | None = None, publish_every: int = 1
-) -> ReplayTable[Any]:
-    """Return an empty table, of groups for the rules uniform, recent and difficulty, else of trajectories.
-
-    Args:
-        config: settings of the table.
-        fresh_items: items trained for the first time per learner step (groups, or trajectories for the rule
-            "advantage"); None: unknown, and checks that need it are left out.
-        publish_every: learner steps per policy version.
-
-    Raises:
-        ReplayConfigError: nothing, or less than the share, would be replayed with these settings.
-    """
-    limiter = make_limiter(config)
-    check_share(config, fresh_items=fresh_items, publish_every=publish_every)
-    return ReplayTable[Any](config, make_selector(config), limiter, items_per_prompt(config))
-
-
-def replay_table(config: LearnerConfig) -> ReplayTable[Any] | None:
-    """Return the empty table of a run; None for a run without replay.
-
-    Raises:
-        ReplayConfigError: see `make_table`.
-    """
-    replay = config.replay
-    if replay is None:
-        return None
-    fresh: int | None = config.units_per_batch
-    if replay.rule in RESCUE_RULES:
-        fresh = None
-    elif replay.rule == "advantage":
-        fresh = config.fresh_trajectories
-    return make_table(replay, fresh_items=fresh, publish_every=config.publish_every)
-
-
-def _entry(stored: StoredEntry) -> ReplayEntry[Any]:
-    values = {name: getattr(stored, name) for name in StoredEntry.__struct_fields__ if name != "item"}
-    return ReplayEntry(item=decode_item(stored.item), **values)

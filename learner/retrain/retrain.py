@@ -14,7 +14,7 @@ from learner.intake.deliveries import receive
 from learner.intake.intake import Intake
 from learner.metrics import Report
 from learner.publishing.weight_copy import OutgoingWeights
-from learner.replay.table import replay_table
+from learner.replay.from_config import replay_table
 from learner.retrain.recorded import RecordedStep
 from learner.run_files import PublishedVersion
 from learner.trainer import Trainer

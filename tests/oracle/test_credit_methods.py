@@ -22,7 +22,7 @@ from learner.credit.rewards.answer import step_value
 from learner.credit.rewards.composition import composed
 from learner.credit.rewards.made import cooling_bonus
 from learner.replay.batch import mix, remember
-from learner.replay.table import replay_table
+from learner.replay.from_config import replay_table
 from learner.settings.advantages import RiskAdvantage
 from learner.units import Unit
 from learner.update.credit_assignment import Estimates, assign_credit

@@ -23,7 +23,7 @@ from learner.algorithms.replay import (
 )
 from learner.algorithms.replay_gates import group_failed, self_imitation_weight
 from learner.replay.batch import can_rescue, remember, rescue
-from learner.replay.table import make_table
+from learner.replay.from_config import make_table
 from learner.settings.replay import ReplayConfig
 from learner.units import Unit
 from tests.trajectories import make_group, make_trajectory

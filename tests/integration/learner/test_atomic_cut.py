@@ -16,7 +16,7 @@ from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
 from learner.loop import Learner
 from learner.metrics import Report
-from learner.replay.table import make_table
+from learner.replay.from_config import make_table
 from learner.retrain.retrain import Unpublished
 from learner.settings.replay import ReplayConfig
 from learner.trajectory import Trajectory

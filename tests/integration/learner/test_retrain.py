@@ -21,7 +21,7 @@ from learner.intake.exchange import Exchange
 from learner.loop import Learner
 from learner.metrics import Report
 from learner.process.joining import DELIVERY_UNITS
-from learner.replay.table import replay_table
+from learner.replay.from_config import replay_table
 from learner.retrain.retrain import Unpublished, retrain
 from learner.update.engine import TrainingEngine
 from protocol import names

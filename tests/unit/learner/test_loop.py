@@ -17,7 +17,7 @@ from learner.loop import REPLAY_FILE, Learner
 from learner.metrics import Report as RealReport
 from learner.metrics import return_histograms
 from learner.publishing.weight_copy import OutgoingWeights
-from learner.replay.table import make_table
+from learner.replay.from_config import make_table
 from learner.retrain.retrain import Unpublished
 from learner.run_files import PublishedVersion
 from learner.samples.sample import read_samples

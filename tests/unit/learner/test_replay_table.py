@@ -10,8 +10,9 @@ from learner.credit.reward_config import RewardConfig
 from learner.credit.rewards.composition import as_given, composed
 from learner.errors import ReplayConfigError, ReplayStateError
 from learner.replay.batch import alone, batch_metrics, can_rescue, mix, prompt_key, remember, rescue_group
+from learner.replay.from_config import make_table
 from learner.replay.rules import Limiter, make_limiter, make_selector
-from learner.replay.table import ReplayTable, make_table
+from learner.replay.table import ReplayTable
 from learner.settings.replay import ReplayConfig
 from learner.units import Unit
 from tests.trajectories import make_group, make_trajectory
