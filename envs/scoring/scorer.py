@@ -10,17 +10,17 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import cycle
 from typing import Any, NamedTuple
 
 from envs.base import Split
 from envs.errors import EnvError, ScorerFailed
 from envs.scoring.canaries import Canary, choose_canaries
+from envs.scoring.counters import ScorerCounters
 from envs.scoring.family import Family
 from envs.scoring.sandbox import Sandbox, ways_to_start
 from envs.scoring.worker_process import START_DEADLINE_S, ScorerProcess
-from protocol.gauges import Gauge, table
 
 log = logging.getLogger(__name__)
 
@@ -43,37 +43,6 @@ class Question(NamedTuple):
     answer: str | None
     position: int
     fields: dict[str, str]
-
-
-@dataclass
-class ScorerCounters:
-    """Counts of scoring failures and of restarts, for `/status`. An answer whose scoring fails scores 0."""
-
-    scorer_timeouts: int = 0
-    scorer_errors: int = 0
-    scorer_restarts: int = 0
-    scorer_tampered: int = 0
-
-
-GAUGES = table(
-    [
-        Gauge(
-            "scorer_timeouts_total",
-            "answers",
-            "answers whose scoring hit the time limit, and scored 0",
-            "total",
-        ),
-        Gauge("scorer_errors_total", "answers", "answers whose scoring failed, and scored 0", "total"),
-        Gauge("scorer_restarts_total", "restarts", "scorer processes that were started again", "total"),
-        Gauge(
-            "scorer_tampered_total",
-            "scorers",
-            "scorer processes that gave canary answers wrong scores, and were started again",
-            "total",
-        ),
-    ]
-)
-"""Gauges that a suite with a scorer reports; `ScorerCounters` counts them."""
 
 
 class _Waiting(NamedTuple):

@@ -8,7 +8,7 @@ from envs.agent.counts import GAUGES as AGENT
 from envs.gym.suite import GAUGES as GYMNASIUM
 from envs.remote.suite import GAUGES as REMOTE
 from envs.rows.suite import GAUGES as ROWS
-from envs.scoring.scorer import GAUGES as SCORER
+from envs.scoring.counters import GAUGES as SCORER
 from envs.tools.suite import GAUGES as TOOLS
 from learner.gauges.evaluation import EVALUATION, EVALUATION_SETS
 from learner.gauges.families import FAMILY
