@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from learner.config import RESCUE_RULES, LearnerConfig, ReplayConfig
+from learner.config import LearnerConfig
 from learner.replay.rules import check_share, items_per_prompt, make_limiter, make_selector
 from learner.replay.table import ReplayTable
+from learner.settings.replay import RESCUE_RULES, ReplayConfig
 
 
 def make_table(
