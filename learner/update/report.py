@@ -63,13 +63,10 @@ def make_report(
         "length_trained_tokens": batch.trained[batch.trained > 0],
     }
     if seen.any():
-        metrics |= _step_metrics(outcome)
-        metrics["learner/policy_lag_mean_versions"] = float(lags.mean())
-        metrics["learner/policy_lag_max_versions"] = float(lags.max())
+        metrics |= _step_metrics(outcome) | _lag_metrics(lags)
         tokens = {name: torch.from_numpy(row[seen]) for name, row in outcome.tokens.items()}
         numbers, ratios = _token_metrics(tokens)
-        metrics |= numbers
-        metrics |= _clip_metrics(tokens, torch.from_numpy(columns["advantage"][seen]))
+        metrics |= numbers | _clip_metrics(tokens, torch.from_numpy(columns["advantage"][seen]))
         histograms |= ratios
     metrics |= _critic_metrics(outcome, columns)
     return UpdateReport(
@@ -110,6 +107,13 @@ def _step_metrics(outcome: UpdateOutcome) -> dict[str, float]:
         metrics["learner/dual_variable"] = outcome.state.dual
         metrics["learner/entropy_coefficient"] = outcome.state.entropy_coefficient
     return metrics
+
+
+def _lag_metrics(lags: NDArray[Any]) -> dict[str, float]:
+    return {
+        "learner/policy_lag_mean_versions": float(lags.mean()),
+        "learner/policy_lag_max_versions": float(lags.max()),
+    }
 
 
 def _token_metrics(tokens: dict[str, torch.Tensor]) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
