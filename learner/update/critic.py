@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from learner.algorithms.values import value_loss
+from learner.settings.critic import CriticConfig
 from learner.update.batching.micro_batch import MicroBatch
+from learner.update.objective.selection import on_device
 from learner.update.policy import decoder_inputs, make_value_head, micro_batch_inputs, without_dropout
 
 
@@ -67,3 +70,18 @@ def load_critic(
 def critic_inputs(micro_batch: MicroBatch, device: torch.device) -> dict[str, Tensor]:
     """Return the keyword arguments of `CriticModule.forward`."""
     return micro_batch_inputs(micro_batch, device, ("token_ids", "position", "depth", "attends"))
+
+
+def critic_loss(
+    critic: CriticConfig, micro_batch: MicroBatch, values: Tensor, device: torch.device
+) -> Tensor:
+    """Return the loss of the values [N] of a micro-batch's targets, weighted and summed."""
+    clipped = bool(critic.clip_low or critic.clip_high) and "value_before" in micro_batch.columns
+    per_token = value_loss(
+        values,
+        on_device(micro_batch.columns["value_target"], device),
+        on_device(micro_batch.columns["value_before"], device) if clipped else None,
+        clip_low=critic.clip_low,
+        clip_high=critic.clip_high,
+    )
+    return (on_device(micro_batch.columns["value_weight"], device) * per_token).sum()

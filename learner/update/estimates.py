@@ -6,12 +6,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from learner.algorithms.ratios import LOG_RATIO_LIMIT
 from learner.trajectory import Trajectory
 from learner.update.batching.batch import Batch
+from learner.update.batching.micro_batch import MicroBatch
 from learner.update.credit_assignment import Estimates, TokenAdvantages
+from learner.update.critic import critic_inputs
+from learner.update.objective.scores import Forward
+from learner.update.outcome import TokenRecorder
 
 REMEMBERED = 65536
 """Largest number of unfinished trajectories whose values are kept; the oldest are removed first."""
@@ -75,3 +80,37 @@ class ValueMemory:
         """Restore the values that `encode` returned."""
         rows = msgspec.msgpack.decode(data, type=list[tuple[str, bytes]])
         self._values = OrderedDict((name, np.frombuffer(row, "<f8")) for name, row in rows)
+
+
+@torch.no_grad()
+def estimate_tokens(
+    forward: Forward,
+    critic: Any,
+    micro_batches: Sequence[MicroBatch],
+    recorder: TokenRecorder,
+    *,
+    device: torch.device,
+    vtrace: bool,
+) -> dict[str, NDArray[Any]]:
+    """Return values and log-probabilities of the batch's seen tokens under the present weights.
+
+    This is a collective call. The log-probabilities are 0 where a separate critic does not need them.
+
+    Args:
+        forward: the policy, whose value head is the critic if there is no separate one.
+        critic: DeepSpeed engine of a separate critic; None without one.
+        micro_batches: micro-batches of this rank, which have each seen token once over all ranks.
+        recorder: an empty recorder for the batch's seen tokens.
+        device: device on which this rank computes.
+        vtrace: whether the critic's targets need log-probabilities.
+    """
+    for micro_batch in micro_batches:
+        if critic is not None:
+            values = critic(**critic_inputs(micro_batch, device))
+            logp = forward(micro_batch).logp if vtrace else torch.zeros_like(values)
+        else:
+            logp, _, head = forward(micro_batch)
+            assert head is not None
+            values = head
+        recorder.put(micro_batch, {"value": values, "logp_current": logp})
+    return recorder.gathered("value", "logp_current")

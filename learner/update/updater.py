@@ -10,20 +10,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.clipping import BalancedBounds, balance_path, balance_sums, choose_bounds
-from learner.algorithms.ratios import importance_ratio, learning_rate_factor
-from learner.algorithms.values import value_loss
+from learner.algorithms.ratios import learning_rate_factor
 from learner.config import LearnerConfig
 from learner.model.routes import RouteReplay
 from learner.publishing.weight_copy import CopyStream
 from learner.settings.algorithm import AlgorithmConfig
-from learner.settings.surrogates import BalancedSurrogate, RatioVarianceSurrogate
+from learner.settings.surrogates import RatioVarianceSurrogate
 from learner.update.batching.batch import Batch
 from learner.update.batching.cutting import make_micro_batches
 from learner.update.batching.micro_batch import MicroBatch
-from learner.update.batching.packing import ON_CPU, ON_GPU, deal_mini_batches
-from learner.update.critic import critic_inputs
+from learner.update.batching.mini_batch import MiniBatch, make_mini_batches
+from learner.update.batching.packing import ON_CPU, ON_GPU
+from learner.update.critic import critic_inputs, critic_loss
 from learner.update.deepspeed_zero import accumulation, finish_step, sum_over_ranks
+from learner.update.estimates import estimate_tokens
 from learner.update.frozen import FrozenPolicy
 from learner.update.objective.adaptive import (
     AdaptiveState,
@@ -32,34 +32,16 @@ from learner.update.objective.adaptive import (
     after_update,
     algorithm_at,
     has_entropy_gradient,
-    learning_rate,
-    optimizer_steps_per_update,
+    learning_rates,
     state_at,
-    total_optimizer_steps,
 )
-from learner.update.objective.corrections import make_corrections
-from learner.update.objective.objective import Objective, make_objective, proximal_logp
+from learner.update.objective.balance import balanced_bounds
+from learner.update.objective.objective import Objective, make_objective
 from learner.update.objective.scores import Scores, score_mini_batches
-from learner.update.objective.tokens import Adaptive, Tokens
+from learner.update.objective.selection import chosen_tokens, columns_on_device, policy_targets
+from learner.update.objective.tokens import Adaptive
 from learner.update.outcome import TokenRecorder, UpdateOutcome
 from learner.update.policy import Outputs, micro_batch_inputs
-
-Chosen = Tensor | slice
-"""Index that selects targets of a micro-batch."""
-
-
-@dataclass(frozen=True)
-class MiniBatch:
-    """Tokens of one optimizer step. All ranks agree whether there is anything to learn from them."""
-
-    pass_index: int
-    """Pass over the batch to which the mini-batch belongs."""
-    micro_batches: list[MicroBatch]
-    """Micro-batches of this rank."""
-    policy: bool
-    """True if some tokens carry policy gradient or are imitated."""
-    values: bool
-    """True if the critic learns from some tokens."""
 
 
 @dataclass
@@ -103,6 +85,41 @@ class Updater:
         mini_batches = self._mini_batches(batch, algorithm)
         # With a single step the current policy is the proximal one, and so are its routes.
         routes = self.routes if len(mini_batches) > 1 else None
+        scores = self._scores(batch, mini_batches, algorithm, routes)
+        objective = make_objective(algorithm)
+        recorder = TokenRecorder(int(batch.seen_mask.sum()), self.ranks)
+        for mini_batch, scored in zip(mini_batches, scores, strict=True):
+            bounds = balanced_bounds(
+                self.forward,
+                mini_batch.micro_batches,
+                scored,
+                algorithm,
+                ranks=self.ranks,
+                device=self.device,
+            )
+            numbers = adaptive(algorithm, self.state, step=step, steps=self.total_steps, bounds=bounds)
+            recorder.begin(mini_batch.pass_index, numbers, bounds)
+            self._accumulate(mini_batch, scored, objective, numbers, recorder)
+            self._finish(mini_batch, recorder, algorithm, optimizer_step)
+            if recorder.nonfinite:
+                break
+        outcome = recorder.finish([m.micro_batches for m in mini_batches], passes=algorithm.passes)
+        outcome.critic_only = self._warming_up
+        if routes is not None:
+            outcome.routes, outcome.rerouted = sum_over_ranks(routes.end(), self.ranks).tolist()
+        if outcome.tokens["seen"].any() and not outcome.nonfinite:
+            self.state = after_update(algorithm, self.state, entropy=outcome.mean("entropy"))
+        outcome.state = self.state
+        return outcome
+
+    def _scores(
+        self,
+        batch: Batch,
+        mini_batches: Sequence[MiniBatch],
+        algorithm: AlgorithmConfig,
+        routes: RouteReplay | None,
+    ) -> list[list[Scores]]:
+        """Score all mini-batches, and record the routes of the pass that scores them, if they are to be replayed."""
         if routes is not None:
             routes.begin(len(batch.token_ids))
         scores = score_mini_batches(
@@ -120,53 +137,25 @@ class Updater:
             shared = self.ranks > 1 and algorithm.passes > 1
             over_ranks = partial(sum_over_ranks, ranks=self.ranks) if shared else None
             routes.seal(over_ranks, rank=self.rank, ranks=self.ranks)
-        objective = make_objective(algorithm)
-        recorder = TokenRecorder(int(batch.seen_mask.sum()), self.ranks)
-        for mini_batch, scored in zip(mini_batches, scores, strict=True):
-            bounds = self._balance(mini_batch.micro_batches, scored, algorithm)
-            numbers = adaptive(algorithm, self.state, step=step, steps=self.total_steps, bounds=bounds)
-            recorder.begin(mini_batch.pass_index, numbers, bounds)
-            self._accumulate(mini_batch, scored, objective, numbers, recorder)
-            self._finish(mini_batch, recorder, algorithm, optimizer_step)
-            if recorder.nonfinite:
-                break
-        outcome = recorder.finish([m.micro_batches for m in mini_batches], passes=algorithm.passes)
-        outcome.critic_only = self._warming_up
-        if routes is not None:
-            outcome.routes, outcome.rerouted = sum_over_ranks(routes.end(), self.ranks).tolist()
-        if outcome.tokens["seen"].any() and not outcome.nonfinite:
-            self.state = after_update(algorithm, self.state, entropy=outcome.mean("entropy"))
-        outcome.state = self.state
-        return outcome
+        return scores
 
-    @torch.no_grad()
     def estimate(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """Return values and log-probabilities of the batch's seen tokens under the present weights.
-
-        The log-probabilities are 0 where a separate critic does not need them.
-        """
-        recorder = TokenRecorder(int(batch.seen_mask.sum()), self.ranks)
-        for micro_batch in self._micro_batches(batch, torch.arange(len(batch.lengths)).numpy()):
-            if self.critic is not None:
-                values = self.critic(**critic_inputs(micro_batch, self.device))
-                logp = self.forward(micro_batch).logp if self._vtrace else torch.zeros_like(values)
-            else:
-                logp, _, head = self.forward(micro_batch)
-                assert head is not None
-                values = head
-            recorder.put(micro_batch, {"value": values, "logp_current": logp})
-        return recorder.gathered("value", "logp_current")
+        """Return values and log-probabilities of the batch's seen tokens: see `estimates.estimate_tokens`."""
+        critic = self.config.algorithm.critic
+        return estimate_tokens(
+            self.forward,
+            self.critic,
+            self._micro_batches(batch, torch.arange(len(batch.lengths)).numpy()),
+            TokenRecorder(int(batch.seen_mask.sum()), self.ranks),
+            device=self.device,
+            vtrace=critic is not None and critic.target == "vtrace",
+        )
 
     @property
     def device(self) -> torch.device:
         """Device on which this rank computes."""
         device: torch.device = self.engine.device
         return device
-
-    @property
-    def _vtrace(self) -> bool:
-        critic = self.config.algorithm.critic
-        return critic is not None and critic.target == "vtrace"
 
     @property
     def _warming_up(self) -> bool:
@@ -189,24 +178,13 @@ class Updater:
 
     def _mini_batches(self, batch: Batch, algorithm: AlgorithmConfig) -> list[MiniBatch]:
         """Return the mini-batches of all passes, without empty ones."""
-        valued, imitated = batch.columns["value_mask"] > 0, batch.columns["imitation_mask"] > 0
-        members = [
-            (pass_index, part)
-            for pass_index in range(algorithm.passes)
-            for part in deal_mini_batches(
-                len(batch.lengths), algorithm.updates_per_batch, [self.seed, self._step, pass_index]
-            )
-        ]
-        return [
-            MiniBatch(
-                pass_index,
-                micro_batches,
-                policy=bool((batch.trained + batch.count(imitated))[part].any()),
-                values=bool(batch.count(valued)[part].any()),
-            )
-            for pass_index, part in members
-            if (micro_batches := self._micro_batches(batch, part))
-        ]
+        return make_mini_batches(
+            batch,
+            partial(self._micro_batches, batch),
+            passes=algorithm.passes,
+            parts=algorithm.updates_per_batch,
+            seed=[self.seed, self._step],
+        )
 
     def _micro_batches(self, batch: Batch, members: NDArray[Any]) -> list[MicroBatch]:
         return make_micro_batches(
@@ -219,40 +197,6 @@ class Updater:
             ranks=self.ranks,
             width=self.sharing,
         )
-
-    @torch.no_grad()
-    def _balance(
-        self, micro_batches: Sequence[MicroBatch], scores: Sequence[Scores], algorithm: AlgorithmConfig
-    ) -> BalancedBounds | None:
-        """Choose clip bounds for the mini-batch under the present weights. Every rank chooses the same."""
-        surrogate = algorithm.surrogate
-        if not isinstance(surrogate, BalancedSurrogate):
-            return None
-        path = balance_path(
-            low=(surrogate.low_start, surrogate.low_stop),
-            high=(surrogate.high_start, surrogate.high_stop),
-            low_step=surrogate.low_step,
-            high_step=surrogate.high_step,
-            order=surrogate.order,
-        )
-        correct = make_corrections(algorithm.corrections)
-        sums = torch.zeros(len(path), 2, dtype=torch.float64)
-        for micro_batch, scored in zip(micro_batches, scores, strict=True):
-            # Invariant: all ranks make the same forward calls, because these are collective. A dummy runs, too.
-            current = self.forward(micro_batch).logp
-            if micro_batch.token[0] < 0:
-                continue
-            policy = self._policy(micro_batch)
-            columns = {name: self._tensor(column) for name, column in micro_batch.columns.items()}
-            tokens = _tokens(micro_batch, columns, scored, policy)
-            proximal = proximal_logp(algorithm, tokens, current[policy])
-            centre = tokens.logp_behaviour if surrogate.centre == "behaviour" else proximal
-            weight, _ = correct(tokens, proximal)
-            if surrogate.weight == "behaviour_probability":
-                weight = weight * tokens.logp_behaviour.exp()
-            ratio = importance_ratio(current[policy], centre)
-            sums += balance_sums(ratio, tokens.advantage, weight, path, measure=surrogate.measure).cpu()
-        return choose_bounds(sum_over_ranks(sums, self.ranks), path, target=surrogate.target)
 
     def _accumulate(
         self,
@@ -301,11 +245,11 @@ class Updater:
     ) -> Tensor:
         """Compute the loss of a micro-batch: surrogate, imitation, and the value head's part."""
         outputs = self.forward(micro_batch)
-        columns = {name: self._tensor(column) for name, column in micro_batch.columns.items()}
-        policy = self._policy(micro_batch)
+        columns = columns_on_device(micro_batch, self.device)
+        policy = policy_targets(micro_batch, self.device)
         loss = outputs.logp.sum() * 0.0
         if not self._warming_up and micro_batch.policy.any():
-            tokens = _tokens(micro_batch, columns, scored, policy)
+            tokens = chosen_tokens(micro_batch, columns, scored, policy)
             part, diagnostics = objective(tokens, numbers, outputs.logp[policy], outputs.entropy[policy])
             loss = loss + part
             recorder.policy(micro_batch, diagnostics)
@@ -325,21 +269,19 @@ class Updater:
     def _value_loss(self, micro_batch: MicroBatch, values: Tensor) -> Tensor:
         critic = self.config.algorithm.critic
         assert critic is not None
-        clipped = bool(critic.clip_low or critic.clip_high) and "value_before" in micro_batch.columns
-        per_token = value_loss(
-            values,
-            self._tensor(micro_batch.columns["value_target"]),
-            self._tensor(micro_batch.columns["value_before"]) if clipped else None,
-            clip_low=critic.clip_low,
-            clip_high=critic.clip_high,
-        )
-        return (self._tensor(micro_batch.columns["value_weight"]) * per_token).sum()
+        return critic_loss(critic, micro_batch, values, self.device)
 
     def _finish(
         self, mini_batch: MiniBatch, recorder: TokenRecorder, algorithm: AlgorithmConfig, optimizer_step: int
     ) -> None:
         """Step the optimizers that have a gradient, then update the dual variable."""
-        lr, critic_lr = self._learning_rates(optimizer_step + recorder.applied)
+        lr, critic_lr = learning_rates(
+            self.config.algorithm,
+            self.config.optimizer,
+            optimizer_step + recorder.applied,
+            steps=self.total_steps,
+            warming_up=self._warming_up,
+        )
         if self._trains_critic(mini_batch):
             recorder.critic_steps.append(finish_step(self.critic, critic_lr, critic_lr))
         if not self._trains_policy(mini_batch):
@@ -356,56 +298,3 @@ class Updater:
             mean_square = recorder.step_mean_square(algorithm.surrogate.centre)
             if recorder.steps[-1].applied and math.isfinite(mean_square):
                 self.state = after_optimizer_step(algorithm.surrogate, self.state, mean_square=mean_square)
-
-    def _learning_rates(self, done: int) -> tuple[float, float]:
-        """Return the learning rates of the policy and of the critic.
-
-        ``done`` counts the optimizer steps of the policy's engine. The policy's schedule begins when the
-        policy begins to learn.
-        """
-        algorithm, optimizer = self.config.algorithm, self.config.optimizer
-        critic_only = 0
-        if algorithm.critic is not None and algorithm.critic.model == "head":
-            critic_only = algorithm.critic.warmup_steps * optimizer_steps_per_update(algorithm)
-        total = total_optimizer_steps(algorithm, self.total_steps)
-        lr = learning_rate(optimizer, max(0, done - critic_only), max(1, total - critic_only))
-        if algorithm.critic is None:
-            return lr, 0.0
-        progress = learning_rate(optimizer, done, total) / optimizer.lr
-        return lr, algorithm.critic.lr * (1.0 if self._warming_up else progress)
-
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
-
-    def _policy(self, micro_batch: MicroBatch) -> Chosen:
-        """Return the index of the targets that carry policy gradient.
-
-        If all targets carry it, the index is a slice, which copies nothing.
-        """
-        return slice(None) if micro_batch.policy.all() else self._tensor(micro_batch.policy)
-
-
-def _tokens(micro_batch: MicroBatch, columns: dict[str, Tensor], scored: Scores, policy: Chosen) -> Tokens:
-    """Select the tokens of a micro-batch that carry policy gradient."""
-
-    def chosen(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor[policy]
-
-    turn = columns["turn"].long()
-    sequence = torch.from_numpy(micro_batch.sequence).to(turn.device)
-    return Tokens(
-        logp_behaviour=columns["logp_behaviour"][policy],
-        advantage=columns["advantage"][policy],
-        weight=columns["weight"][policy],
-        lag=columns["lag"][policy],
-        sequence=sequence[policy],
-        turn=(sequence * (turn.max() + 2) + turn + 1)[policy],
-        logp_proximal=chosen(scored.logp_proximal),
-        median_advantage=columns["median_advantage"][policy],
-        entropy_signal=chosen(scored.entropy_signal),
-        entropy_multiplier=chosen(scored.entropy_multiplier),
-        kept=chosen(scored.kept),
-        logp_reference=chosen(scored.logp_reference),
-        logp_predecessor=chosen(scored.logp_predecessor),
-        group_ratio=chosen(scored.group_ratio),
-    )

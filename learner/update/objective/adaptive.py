@@ -191,3 +191,28 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
             return config.lr * (1 + math.cos(math.pi * progress)) / 2
         case _:
             assert_never(config.schedule)
+
+
+def learning_rates(
+    algorithm: AlgorithmConfig, optimizer: OptimizerConfig, done: int, *, steps: int, warming_up: bool
+) -> tuple[float, float]:
+    """Return the learning rates of the policy and of the critic.
+
+    The policy's schedule begins when the policy begins to learn.
+
+    Args:
+        algorithm: for the critic.
+        optimizer: the schedule.
+        done: optimizer steps of the policy's engine so far.
+        steps: learner steps of the whole run.
+        warming_up: whether only the critic learns in this step.
+    """
+    critic_only = 0
+    if algorithm.critic is not None and algorithm.critic.model == "head":
+        critic_only = algorithm.critic.warmup_steps * optimizer_steps_per_update(algorithm)
+    total = total_optimizer_steps(algorithm, steps)
+    lr = learning_rate(optimizer, max(0, done - critic_only), max(1, total - critic_only))
+    if algorithm.critic is None:
+        return lr, 0.0
+    progress = learning_rate(optimizer, done, total) / optimizer.lr
+    return lr, algorithm.critic.lr * (1.0 if warming_up else progress)
