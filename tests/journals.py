@@ -3,9 +3,15 @@
 from contextlib import closing
 
 from broker.journal.config import JournalConfig
+from broker.journal.files import numbers
 from broker.journal.journal import Journal
+from broker.journal.mark import LOCK, Mark, pack_mark
+from broker.journal.records import Kind, file_name, pack_segment
 
 DEADLINE_S = 120.0
+LAST = b"".join(pack_segment(b"header", b"last" * 4))
+WHOLE = [b"snapshot 2", b"before", LAST]
+"""Payloads from the newest snapshot on in the journal of `three_files`."""
 
 
 class Closing(closing):
@@ -33,3 +39,36 @@ def contents(folder, **settings):
 def files(folder):
     """Return the size in bytes of each file of the journal."""
     return {path.name: path.stat().st_size for path in folder.glob("journal-*.log")}
+
+
+def three_files(folder):
+    """Make a journal of three files; the last holds a snapshot, an event and a segment. Return the folder."""
+    with begin(folder, small()) as journal:
+        journal.append(Kind.EVENT, b"first")
+        journal.append(Kind.SEGMENT, *pack_segment(b"header", b"body" * 4))
+        journal.rotate(b"snapshot 1")
+        journal.append(Kind.SEGMENT, *pack_segment(b"header", b"more" * 4))
+        journal.append(Kind.EVENT, b"event")
+        journal.rotate(b"snapshot 2")
+        journal.append(Kind.EVENT, b"before")
+        journal.append(Kind.SEGMENT, *pack_segment(b"header", b"last" * 4))
+        assert journal.sync(DEADLINE_S)
+    return folder
+
+
+def change(folder, number, at, *, to=None):
+    """Flip one bit of a file's byte, or cut the file there. Return the file's bytes from before."""
+    path = folder / file_name(number)
+    before = path.read_bytes()
+    if to == "cut":
+        path.write_bytes(before[:at])
+    else:
+        path.write_bytes(before[:at] + bytes([before[at] ^ 1 << at % 8]) + before[at + 1 :])
+    return before
+
+
+def unsynced(folder, nbytes):
+    """Mark the last ``nbytes`` of the newest file as not yet on the disk, as after a kill between two syncs."""
+    newest = numbers(folder)[-1]
+    size = (folder / file_name(newest)).stat().st_size
+    (folder / LOCK).write_bytes(pack_mark(Mark(newest, size - nbytes)))
