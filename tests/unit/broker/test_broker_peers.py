@@ -1,11 +1,10 @@
-"""Test joining, liveness, incarnations, epochs, and the generators' health."""
+"""Test joining, liveness, incarnations, epochs, statistics and the drain."""
 
 from broker.core.gauges import gauges_of
 from protocol.messages.delivery import Commit, DeliveryCredit
-from protocol.messages.generators import Generators
 from protocol.messages.peers import Drain, Goodbye, Heartbeat, Hello, QueueStats, Refused, Welcome
 from protocol.messages.tasks import CancelTask, LeaseTask, PutTasks, TaskCredit
-from protocol.messages.weights import PublishWeights, WeightsReady
+from protocol.messages.weights import PublishWeights
 from tests.broker_driver import Driver, group
 
 
@@ -16,10 +15,6 @@ def names(messages):
 def refusal(answers):
     (refused,) = [message for message in answers if isinstance(message, Refused)]
     return refused.code, refused.fatal
-
-
-def offered(driver, actor="actor"):
-    return [info.peer for info in driver.got(actor, Generators)[-1].generators]
 
 
 def test_a_peer_that_speaks_before_hello_is_told_to_say_hello():
@@ -195,83 +190,6 @@ def test_a_restarted_learner_process_gets_its_deliveries_again():
     driver.hello("learner", "learner", incarnation=2, epoch=1)
     driver.say("learner", DeliveryCredit(units=9))
     assert [d.redelivered for d in driver.deliveries()] == [True]
-
-
-def test_weights_reach_generators_at_once_and_those_that_join_later():
-    driver = Driver()
-    driver.learner()
-    driver.hello("generator", "g0", endpoint="tcp://127.0.0.1:1")
-    assert driver.got("g0", WeightsReady) == []
-    driver.publish(3)
-    driver.hello("generator", "g1", endpoint="tcp://127.0.0.1:2")
-    wanted = WeightsReady(epoch=1, version=3, manifest="v3")
-    assert driver.got("g0", WeightsReady) == [wanted]
-    assert driver.got("g1", WeightsReady) == [wanted]
-    assert driver.hello("actor", "a")[0].policy_version == 3
-
-
-def test_a_generator_that_missed_the_announcement_hears_it_again_until_it_serves_the_version():
-    driver = Driver()
-    driver.learner()
-    driver.hello("generator", "g0", endpoint="tcp://127.0.0.1:1")
-    driver.publish(3)
-    driver.take("g0", WeightsReady)
-    for _ in range(12):
-        driver.now += 1.0
-        driver.say("g0", Heartbeat(policy_version=2))
-    assert [ready.version for ready in driver.take("g0", WeightsReady)] == [3, 3]
-    driver.now += 60.0
-    driver.say("g0", Heartbeat(policy_version=3))
-    assert driver.take("g0", WeightsReady) == []
-
-
-def test_actors_hear_of_every_change_of_generators():
-    driver = Driver()
-    driver.actor()
-    assert offered(driver) == []
-    driver.hello("generator", "g0", endpoint="tcp://127.0.0.1:1")
-    assert offered(driver) == ["g0"]
-    changes = len(driver.got("actor", Generators))
-    driver.say("g0", Heartbeat(policy_version=2))
-    driver.wait(0.5, beating=["g0", "actor"])
-    # A new policy version is no change.
-    assert len(driver.got("actor", Generators)) == changes
-    driver.actor("late")
-    assert offered(driver, "late") == ["g0"]
-    driver.say("g0", Goodbye())
-    assert offered(driver) == []
-
-
-def test_a_generator_without_an_endpoint_is_not_offered():
-    driver = Driver()
-    driver.actor()
-    driver.hello("generator", "g0")
-    assert offered(driver) == []
-
-
-def test_a_generator_that_stands_still_with_work_is_not_offered_until_it_moves():
-    driver = Driver(generator_stall_s=3.0)
-    driver.actor()
-    driver.hello("generator", "g0", endpoint="tcp://127.0.0.1:1")
-    driver.say("g0", Heartbeat(progress=5, busy=False))
-    beating = ("actor", "g0")
-    driver.wait(2.5, beating=beating, progress=lambda peer, now: 5.0)
-    assert offered(driver) == ["g0"]
-    driver.wait(1.0, beating=beating, progress=lambda peer, now: 5.0)
-    assert offered(driver) == []
-    driver.say("g0", Heartbeat(progress=6, busy=True))
-    assert offered(driver) == ["g0"]
-
-
-def test_an_idle_generator_is_healthy_however_long():
-    driver = Driver(generator_stall_s=3.0)
-    driver.actor()
-    driver.hello("generator", "g0", endpoint="tcp://127.0.0.1:1")
-    for _ in range(20):
-        driver.now += 1.0
-        driver.say("g0", Heartbeat(progress=5, busy=False))
-    driver.say("g0", Heartbeat(progress=5, busy=True))
-    assert offered(driver) == ["g0"]
 
 
 def test_statistics_reach_the_learner_each_second_with_gauges_put_together():
