@@ -3,6 +3,7 @@
 - `process`: the actor process. `actor`: its event loop's work. `episode`: one episode, and `episodes/` its parts.
   `start`: how one begins that has a note or a prefix. `render`: turns chat messages into token ids.
 - `chat_template`: the text of a conversation, and the text that messages add behind an answer.
+- `calls/`: who reads the tool calls of a model, and answers with these in a form that environments know.
 - `stop_strings`: ends a turn at a stop string. `segments`: cuts a trajectory into segments.
 - `uplink/`: leased tasks, and segments on their way to the broker.
 - `environments/`: runs the code of environments.

@@ -14,6 +14,9 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
+from actors.calls.library import library_readers
+from actors.calls.reading import CallReading
+from actors.calls.written import written_calls
 from actors.chat_template import ChatTemplate
 from actors.errors import PrefixBroken, TemplateUnusable
 from envs.base import ChatMessage, ToolSchema
@@ -66,6 +69,10 @@ class Renderer:
             place=str(self._folder),
         )
         self._special = None if special_in_messages else _special_pattern(self._tokenizer)
+        self.calls = CallReading(
+            written_calls(self._template), lambda: library_readers(self._tokenizer, self.eos_ids)
+        )
+        """Who reads the model's tool calls."""
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> list[int]:
         """Return the token ids of the first observation, up to where the policy's first action begins."""
@@ -129,6 +136,10 @@ class Renderer:
         """
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=not keep_special)
         return text
+
+    def with_known_calls(self, answer: str) -> str:
+        """Return an answer with its tool calls in a form that environments know, see `CallReading.known`."""
+        return self.calls.known(answer)
 
     def check_prefix(self, known: Sequence[int], prompt: Sequence[int]) -> None:
         """Raise PrefixBroken, which names the first difference, unless ``prompt`` begins with ``known``."""

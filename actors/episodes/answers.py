@@ -87,7 +87,8 @@ class TurnSampler:
         text = self._text.decode(sampled[:-1] if ended else sampled, keep_special=keep_special)
         sampling = self._task.sampling
         cut = None if sampling.include_stop else find_stop(text, sampling.stop)
-        return text[:cut]
+        # Special tokens are kept where there are tools.
+        return self._text.with_known_calls(text[:cut]) if keep_special else text[:cut]
 
     def was_cut(self, sampled: Sequence[int], *, keep_special: bool) -> bool:
         """Return whether a turn ended at a bound: it has neither an end token nor a stop string."""

@@ -29,6 +29,12 @@ def check_follow_ups(
             f"the chat template leaves out the tools, for example {name!r}; describe them in the prompt, with the form "
             "of a call"
         )
+    if tools and renderer.calls.reader == "nobody":
+        remarks.append(
+            f"nobody reads the tool calls that the chat template writes, which begin with {renderer.calls.mark!r}: "
+            "each of them reaches the environment as one that cannot be read; pip install 'offbeat[renderers]' brings "
+            "readers for more models"
+        )
     for messages in _follow_ups(seen, tools):
         try:
             remark = renderer.check_follow_up(messages, tools)

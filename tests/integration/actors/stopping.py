@@ -29,6 +29,9 @@ class Numbers:
     def observation(self, messages, sampled, tools=()):
         raise AssertionError("the only turn is the last one")
 
+    def with_known_calls(self, answer):
+        return answer
+
     def decode(self, ids, keep_special=False):
         return "".join(f"{i}." for i in ids)
 

@@ -38,6 +38,9 @@ class Letters:
         closing = [] if sampled[-1] == EOS else [EOS]
         return [*closing, *map(ord, "".join("|" + message["content"] for message in messages))]
 
+    def with_known_calls(self, answer):
+        return answer
+
     def decode(self, ids, keep_special=False):
         self.kept = keep_special
         return "".join(map(chr, ids))
