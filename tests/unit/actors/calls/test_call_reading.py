@@ -179,7 +179,7 @@ def reply_to(text):
 def test_the_environment_of_an_episode_gets_the_known_form(sections, library):
     from actors.episodes.answers import TurnSampler
     from actors.episodes.clock import EpisodeClock
-    from protocol.messages import Sampling, Task
+    from protocol.messages.tasks import Sampling, Task
 
     renderer = sections()
     task = Task(
