@@ -15,6 +15,7 @@ from envs.base import (
     Env,
     HasFacts,
     HasGauges,
+    HasGiveUp,
     HasTools,
     HasTurnFacts,
     HasTurnLimit,
@@ -24,6 +25,7 @@ from envs.base import (
     SuiteFacts,
     ToolSchema,
     TurnFacts,
+    can_refuse,
 )
 from envs.errors import EnvError
 from envs.registry import beside, files_of, fingerprint, make_suite
@@ -181,8 +183,27 @@ class _EpisodeOfOne:
 
     def step(self, action: str) -> StepResult | Awaitable[StepResult]:
         assert self._env is not None, "step before reset"
-        result: Any = self._env.step(action)
-        return self._awaited(result) if inspect.isawaitable(result) else self._labelled(result)
+        return self._result(self._env.step(action))
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the environment of the task can refuse messages."""
+        return self._env is not None and can_refuse(self._env)
+
+    def refuse(self, why: str, too_long: bool) -> StepResult | Awaitable[StepResult]:
+        assert self._env is not None, "refuse before reset"
+        assert can_refuse(self._env)
+        return self._result(self._env.refuse(why, too_long))
+
+    def give_up(self) -> None:
+        if isinstance(self._env, HasGiveUp):
+            self._env.give_up()
+
+    def _result(self, result: Any) -> StepResult | Awaitable[StepResult]:
+        labelled: StepResult | Awaitable[StepResult] = (
+            self._awaited(result) if inspect.isawaitable(result) else self._labelled(result)
+        )
+        return labelled
 
     async def _awaited(self, result: Awaitable[Any]) -> StepResult:
         labelled: StepResult = self._labelled(await result)
