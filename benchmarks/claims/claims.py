@@ -33,7 +33,7 @@ BUDGETS = {
     "hops": Budget(30_000),
     "lake": Budget(40_000),
     "doors": Budget(60_000),
-    "dials": Budget(80_000),
+    "dials": Budget(160_000),
     "wide_lake": Budget(16_000, "steps"),
 }
 """Budget of a run, by task."""

@@ -67,13 +67,13 @@ class DialsSuite:
         return self._drawn(np.random.default_rng([self._seed, lock]))
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
-        """Return a random answer, to every second question one that begins with the hint in the question.
+        """Return a random answer that begins with the hint in the question. Every eighth question has none.
 
         No demonstration has anything to do with the combination of its lock.
         """
         rng = np.random.default_rng([self._seed, index, 1])
         answer = self._drawn(rng)
-        hint = answer[: int(rng.integers(1, self.dials))] if rng.random() < 0.5 else ""
+        hint = answer[: int(rng.integers(self.dials))]
         # As the actor puts a note behind a prompt.
         question = "\n\n".join(filter(None, [LOCKS[self.lock(index)], hint]))
         return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]

@@ -152,7 +152,7 @@ def test_demonstrations_of_locks_follow_hints_and_know_no_combination():
     suite = DialsSuite()
     talks = [suite.demonstration(index, "train") for index in range(800)]
     hinted = [talk for talk in talks if "\n" in talk[0]["content"]]
-    assert 0.4 < len(hinted) / len(talks) < 0.6
+    assert 0.8 < len(hinted) / len(talks) < 0.95
     for question, answer in hinted:
         letter, hint = question["content"].split("\n\n")
         assert [question] == with_note([{"role": "user", "content": letter}], hint)
