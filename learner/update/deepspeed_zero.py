@@ -57,8 +57,8 @@ def join_ranks(config: LearnerConfig) -> tuple[int, int]:
             dist.init_process_group(backend, store=store, rank=0, world_size=1)
         elif "RANK" not in os.environ:
             raise RuntimeError(
-                f"{wanted}, but RANK is not set; start with "
-                f"`torchrun --nproc_per_node {config.processes} -m learner.main`, or set learner.processes to 1"
+                f"{wanted}, but RANK is not set, so this process was started alone; start all of them with "
+                "`offbeat train` or launch/scripts/learner.sh, or set learner.processes to 1"
             )
         else:
             dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
