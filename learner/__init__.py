@@ -4,7 +4,7 @@
   the rest. `evaluate_only`: the role of `offbeat eval`, which trains nothing. `process/`: what both do to start and to
   end.
 - `config`: the settings. `settings/`: the tables inside them.
-- `trajectory`, `units`: the data that is trained. `assembly`: joins segments to trajectories. `branches`: the
+- `trajectory`, `units`: the data that is trained. `segments`: joins segments to trajectories. `branches`: the
   conversations of a trajectory. `intake/`: turns the broker's messages into units.
 - `families/`: groups that ask for further groups.
 - `credit/`: from rewards to the values that are compared, and the comparisons.

@@ -33,7 +33,7 @@ from benchmarks.harnesses.wire import Wire
 from benchmarks.report import save_results
 from envs.agent.suite import AgentSuite
 from envs.registry import make_suite
-from learner.assembly import assemble
+from learner.segments import assemble
 from learner.trajectory import Trajectory
 from protocol.arrays import SegmentArrays
 from protocol.messages.tasks import LeaseTask, Sampling, Task

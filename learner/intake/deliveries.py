@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from learner.errors import BrokenTrajectory
 from learner.families.family import FamilyStage
 from learner.families.waiting import WaitingFamilies
-from learner.intake.assembly import is_usable, placed, trajectories_of, valued
 from learner.intake.intake import SAMPLED, Intake
+from learner.intake.trajectories import is_usable, placed, trajectories_of, valued
 from learner.trajectory import Trajectory
 from learner.units import RECOMMITTED, Unit
 from protocol import names

@@ -8,11 +8,11 @@ from typing import Any
 from learner.credit.reward_config import RewardConfig
 from learner.credit.signal import has_signal
 from learner.families.waiting import WaitingFamilies
-from learner.intake.assembly import composed_at
 from learner.intake.curriculum import Curriculum
 from learner.intake.open_trajectories import OpenTrajectories
 from learner.intake.signal_watch import SignalWatch
 from learner.intake.token_audit import check_ledger
+from learner.intake.trajectories import composed_at
 from learner.intake.unit_commits import UnitCommits
 from learner.trajectory import Trajectory
 from learner.units import Counts, Unit, newest_version
@@ -39,7 +39,7 @@ class Intake:
     families: WaitingFamilies | None = None
     """Groups that wait for others of their family; None: each group is trained by itself."""
     line: VersionLine = field(default_factory=VersionLine)
-    """Line of versions by which the lag of tokens from undone steps is counted: see `assembly.placed`."""
+    """Line of versions by which the lag of tokens from undone steps is counted: see `trajectories.placed`."""
     open: OpenTrajectories = field(default_factory=OpenTrajectories)
     ready: deque[Unit] = field(default_factory=deque)
     """Units that wait to be trained, in the order of arrival."""
@@ -229,5 +229,5 @@ class Intake:
         self.curriculum.free_member(group_id, task_id)
 
     def composed(self, config: RewardConfig, members: Sequence[Trajectory]) -> list[Trajectory]:
-        """Compose the rewards of the members of a group, see `learner.intake.assembly.composed_at`."""
+        """Compose the rewards of the members of a group, see `learner.intake.trajectories.composed_at`."""
         return composed_at(self.line, config, members)

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from learner.assembly import assemble
 from learner.errors import BrokenTrajectory, OpenStateError
+from learner.segments import assemble
 from learner.trajectory import Trajectory
 from protocol import names
 from protocol.arrays import Arrays, SegmentArrays

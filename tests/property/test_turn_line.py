@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from actors.episodes.turn_line import TurnLine
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
-from learner.assembly import assemble
+from learner.segments import assemble
 from protocol.messages.tasks import Task
 
 TASK = Task(task_id="t", env="e", group_id="g", group_size=1)

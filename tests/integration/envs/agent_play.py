@@ -11,7 +11,7 @@ from actors.episode import Bounds, Episode
 from actors.sampled import Sampled
 from benchmarks.harnesses.program import make_renderer
 from envs.registry import make_suite
-from learner.assembly import assemble
+from learner.segments import assemble
 from protocol.messages.tasks import LeaseTask, Sampling, Task
 
 END = "<|im_end|>"

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from learner.assembly import assemble
 from learner.errors import BrokenTrajectory
+from learner.segments import assemble
 from protocol.messages.segments import Reward, Segment, Turn
 from tests.trajectories import make_trajectory
 

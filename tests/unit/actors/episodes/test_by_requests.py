@@ -9,7 +9,7 @@ import pytest
 from actors.episode import Bounds
 from actors.episodes.segment_stream import SegmentStream
 from actors.errors import GenerationFailed, Infrastructure, TurnRefused
-from learner.assembly import assemble
+from learner.segments import assemble
 from tests.unit.actors.episodes.asking import LIMIT_S, Declined, Pieces, play
 from tests.unit.actors.test_episode import text_of, turns_of
 

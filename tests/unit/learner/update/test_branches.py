@@ -214,7 +214,7 @@ def test_auxiliary_turns_are_seen_as_context_and_not_trained():
 
 
 def test_a_branch_that_begins_with_an_action_is_broken():
-    from learner.assembly import _check_trajectory
+    from learner.segments import _check_trajectory
 
     turns = turns_of([(2, False, -1), (2, True, 0), (2, True, -1)])
     bad = branching("a", shape=[(2, False, -1), (2, True, 0), (2, True, -1)])

@@ -4,10 +4,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from learner.assembly import assemble
 from learner.credit.reward_config import RewardConfig
 from learner.credit.rewards.composition import as_given, composed, updates_at
 from learner.errors import BrokenTrajectory
+from learner.segments import assemble
 from learner.trajectory import Trajectory
 from learner.units import Counts, newest_version
 from protocol.arrays import SegmentArrays
