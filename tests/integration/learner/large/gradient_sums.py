@@ -32,7 +32,7 @@ def gradient_errors(engine, ranks):
     calls this.
     """
     exact, rounded = exact_sums(engine.model)
-    zero = engine._deepspeed
+    zero = engine._own.deepspeed
     mine = range(dist.get_rank(), MICRO_BATCHES, ranks)
     with accumulation(zero, ranks) as backward:
         for index in mine:
