@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from actors.calls.library import library_readers
 from actors.calls.reading import CallReading
-from actors.calls.written import written_calls
+from actors.calls.written import opens_thought, written_calls
 from actors.chat_template import ChatTemplate
 from actors.errors import PrefixBroken, TemplateUnusable
 from envs.base import ChatMessage, ToolSchema
@@ -70,7 +70,9 @@ class Renderer:
         )
         self._special = None if special_in_messages else _special_pattern(self._tokenizer)
         self.calls = CallReading(
-            written_calls(self._template), lambda: library_readers(self._tokenizer, self.eos_ids)
+            written_calls(self._template),
+            lambda: library_readers(self._tokenizer, self.eos_ids),
+            thinks=opens_thought(self._template),
         )
         """Who reads the model's tool calls."""
 

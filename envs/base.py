@@ -191,7 +191,7 @@ def can_refuse(env: Env) -> TypeGuard[HasRefusal]:
         >>> can_refuse(Proxy())
         False
     """
-    return isinstance(env, HasRefusal) and bool(getattr(env, "refuses", True))
+    return isinstance(env, HasRefusal) and getattr(env, "refuses", True) is not False
 
 
 @runtime_checkable

@@ -138,7 +138,7 @@ def make(config: RunConfig, tiny: TinyModel, folder: Path) -> None:
         seed=tiny.seed,
     )
     log.info(
-        "made in %.0f s: %d warm-start steps, %.2f of unseen training tasks solved",
+        "made in %.0f s: %d warm-start steps, %.2f of held-out demonstrations repeated",
         time.monotonic() - started,
         progress.steps,
         progress.solved,

@@ -4,10 +4,13 @@ It has a hand-written parser for each of some thirty model families, which reads
 """
 
 import importlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 from envs.tools.calls import Call
+
+log = logging.getLogger(__name__)
 
 PACKAGE = "renderers"
 _SUFFIX = "RendererConfig"
@@ -49,7 +52,9 @@ def library_readers(tokenizer: Any, eos_ids: tuple[int, ...]) -> Iterator[Librar
     """
     try:
         package = importlib.import_module(PACKAGE)
-    except ImportError:
+    except Exception as error:
+        if not isinstance(error, ModuleNotFoundError):
+            log.warning("the package %s cannot be imported, so it reads no tool calls: %r", PACKAGE, error)
         return
     own = _Tokenizer(tokenizer, eos_ids)
     for name in sorted(vars(package)):

@@ -17,7 +17,7 @@ from envs.tools.calls import Call, find_calls
 log = logging.getLogger(__name__)
 
 Reader = Literal["none written", "environments", "library", "nobody"]
-_CLOSED = "</think>"
+_OPENED, _CLOSED = "<think>", "</think>"
 
 
 class CallReading:
@@ -26,6 +26,7 @@ class CallReading:
     Args:
         written: a call in the forms that the template takes.
         library: returns the readers of the library, if one is needed.
+        thinks: whether the template opens a thought in front of every answer.
 
     Example:
         >>> reading = CallReading([WrittenCall(f"<|call|>{NAME}(word='two words', count=7)<|end_call|>")], lambda: [])
@@ -36,9 +37,14 @@ class CallReading:
     """
 
     def __init__(
-        self, written: Sequence[WrittenCall], library: Callable[[], Iterable[LibraryReader]]
+        self,
+        written: Sequence[WrittenCall],
+        library: Callable[[], Iterable[LibraryReader]],
+        *,
+        thinks: bool = False,
     ) -> None:
         self._chosen: LibraryReader | None = None
+        self._thinks = thinks
         self.mark, self.reader = "", self._choose(written, library)
         if written and self.reader in ("library", "nobody"):
             self.mark = written[0].mark
@@ -51,7 +57,7 @@ class CallReading:
         if any(_is_probe(find_calls(call.text, {NAME: TOOL})) for call in written):
             return "environments"
         for reader in library():
-            if any(_is_probe(_read(reader, _behind_thought(call.text)[1])[1]) for call in written):
+            if any(_is_probe(_read(reader, call.text.rpartition(_CLOSED)[2])[1]) for call in written):
                 self._chosen = reader
                 log.info("tool calls are read as those of %s", reader.family)
                 return "library"
@@ -65,8 +71,8 @@ class CallReading:
         Args:
             answer: text of a turn, special tokens included.
         """
-        thought, text = _behind_thought(answer)
-        if self.reader not in ("library", "nobody") or "<think>" in text:
+        thought, text = self._behind_thought(answer)
+        if self.reader not in ("library", "nobody") or _OPENED in text:
             return answer
         content, calls = _read(self._chosen, text) if self._chosen is not None else ("", [])
         if calls:
@@ -76,6 +82,13 @@ class CallReading:
             return answer
         before, _, behind = text.partition(self.mark)
         return f"{thought}{before}\n{_between_marks(self.mark + behind)}"
+
+    def _behind_thought(self, answer: str) -> tuple[str, str]:
+        """Return the thought of an answer with its end, and the text behind it. A thought may have been cut."""
+        if not self._thinks and not answer.lstrip().startswith(_OPENED):
+            return "", answer
+        thought, end, text = answer.partition(_CLOSED)
+        return thought + end, text
 
 
 def _read(reader: LibraryReader, text: str) -> tuple[str, list[Call]]:
@@ -91,19 +104,15 @@ def _is_probe(calls: Sequence[Call]) -> bool:
     return [(call.name, call.arguments, call.error) for call in calls] == [(NAME, ARGUMENTS, "")]
 
 
-def _behind_thought(answer: str) -> tuple[str, str]:
-    """Return the thought of an answer with its end, and the text behind it."""
-    thought, end, text = answer.rpartition(_CLOSED)
-    return thought + end, text
-
-
 def _block(call: Call) -> str:
     if call.error:
         return _between_marks(call.error)
     written = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False, default=str)
-    return _between_marks(written)
+    # The arguments may have the marks themselves. JSON may write a slash with a backslash, so nothing of them is lost.
+    return f"<tool_call>\n{written.replace('</', '<' + chr(92) + '/')}\n</tool_call>"
 
 
 def _between_marks(text: str) -> str:
-    # The text may have the marks itself.
-    return f"<tool_call>\n{text.replace('</tool_call>', '')}\n</tool_call>"
+    """Return a text that nobody could read as a call that cannot be read."""
+    # The text may have the mark itself, which would end the call too early.
+    return f"<tool_call>\n{text.replace('</tool_call>', '</tool call>')}\n</tool_call>"

@@ -75,6 +75,15 @@ def written_calls(template: ChatTemplate) -> list[WrittenCall]:
     return list(found.values())
 
 
+def opens_thought(template: ChatTemplate) -> bool:
+    """Return whether a template opens a thought in the prompt, so that an answer begins inside it."""
+    try:
+        prompt = template.text([_QUESTION], [TOOL], add_generation_prompt=True)
+    except TemplateUnusable:
+        return False
+    return "</think>" not in prompt.rpartition("<think>")[2] and "<think>" in prompt
+
+
 def _answer_text(template: ChatTemplate, answer: ChatMessage) -> str:
     """Return what a template writes for an answer, without its end token and all that follows."""
     whole = template.text([_QUESTION, answer], [TOOL])

@@ -94,6 +94,11 @@ def letters(room: Any) -> str:
         )
 
     def cell(x: int, y: int) -> str:
+        if not (1 <= x <= wide and 1 <= y <= high):
+            raise EnvError(
+                f'params.form = "letters": the room has something in its outer wall, at {x},{y}, which has no letter; '
+                'choose form = "drawing"'
+            )
         return CELLS[(y - 1) * wide + x - 1]
 
     x, y = map(int, room.agent_pos)
@@ -108,9 +113,18 @@ FORMS: Mapping[str, Callable[[Any], str]] = {"drawing": drawing, "letters": lett
 
 def state_of(room: Any) -> RoomState:
     """Return the state of a room."""
-    held = room.carrying
-    load = (held.type, held.color) if held else ()
-    return (room.grid.encode().tobytes(), tuple(map(int, room.agent_pos)), int(room.agent_dir), load)
+    load = _with_content(room.carrying)
+    hidden = tuple(
+        _with_content(thing) for thing in room.grid.grid if thing is not None and thing.type == "box"
+    )
+    # Rooms that look alike may have different tasks.
+    task = (room.mission, hidden)
+    return (room.grid.encode().tobytes(), tuple(map(int, room.agent_pos)), int(room.agent_dir), load, task)
+
+
+def _with_content(thing: Any) -> tuple[Any, ...]:
+    """Return kind and colour of a thing, and what is in it; () for none."""
+    return (thing.type, thing.color, _with_content(thing.contains)) if thing else ()
 
 
 def ways(room: Any, actions: Sequence[int]) -> dict[RoomState, int]:

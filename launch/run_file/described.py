@@ -1,6 +1,7 @@
 """What the config.json of a model says about the model: the longest sequence that it allows."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def context_of(content: dict[str, Any]) -> int | None:
     for part in (content.get("text_config"), content):
         if not isinstance(part, dict):
             continue
-        stated = [part[key] for key in CONTEXT_KEYS if isinstance(part.get(key), int) and part[key] > 0]
+        stated = [part[key] for key in CONTEXT_KEYS if type(part.get(key)) is int and part[key] > 0]
         if stated:
             return int(max(stated) * _stretch(part.get("rope_scaling") or part.get("rope_parameters")))
     return None
@@ -52,7 +53,9 @@ def _stretch(rope: Any) -> float:
     if not isinstance(rope, dict):
         return 1.0
     kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")
-    return factor if kind not in ALREADY_SCALED and isinstance(factor, int | float) else 1.0
+    if kind in ALREADY_SCALED or isinstance(factor, bool) or not isinstance(factor, int | float):
+        return 1.0
+    return factor if 0 < factor < math.inf else 1.0
 
 
 def fitted(data: dict[str, Any], longest: int) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class Rehearsed(Exchange):
         groups = [Unit(name, name, members(name)) for name in dealt]
         for group in groups:
             self.intake.delivered_tokens += group.tokens
-            self.intake._hold(group)
+            self.intake.hold(group)
         return self.intake.take(2)
 
 

@@ -8,7 +8,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from actors.calls.library import PACKAGE
-from actors.calls.written import ARGUMENTS, NAME, written_calls
+from actors.calls.reading import CallReading
+from actors.calls.written import ARGUMENTS, NAME, TOOL, WrittenCall, opens_thought, written_calls
 from actors.chat_template import ChatTemplate
 from actors.render import Renderer
 from envs.agent.chat import make_reply, parse_request
@@ -130,7 +131,11 @@ def test_a_form_that_nobody_reads_is_told_before_the_start_and_counted(sections,
     known = renderer.with_known_calls(answer)
     assert known.startswith("Hm.</think>I look.\n<tool_call>\n<|tool_calls_section_begin|>")
     assert reply_to(known).unreadable == 1
-    for plain in ("I look.", f"{section((NAME, '{}'))}</think>It is 7.", f"<think>{section((NAME, '{}'))}"):
+    for plain in (
+        "I look.",
+        f"<think>{section((NAME, '{}'))}</think>It is 7.",
+        f"<think>{section((NAME, '{}'))}",
+    ):
         assert renderer.with_known_calls(plain) == plain, (
             "what is no call, or only thought of, stays as it is"
         )
@@ -189,3 +194,42 @@ def test_the_environment_of_an_episode_gets_the_known_form(sections, library):
     sampled = [*renderer.encode(section((NAME, "{}"))), *renderer.eos_ids]
     assert find_calls(sampler.text_of(sampled, keep_special=True), {}) == [Call(NAME)]
     assert "tool_call" not in sampler.text_of(sampled, keep_special=False)
+
+
+def test_arguments_that_hold_the_marks_of_a_call_arrive_whole():
+    text = "a</tool_call>b</tool_</tool_call>call>"
+
+    class Library:
+        family = "toy"
+
+        def read(self, answer):
+            return "", [Call(NAME, dict(ARGUMENTS))] if answer == "probe" else [Call("write", {"text": text})]
+
+    reading = CallReading([WrittenCall("probe")], lambda: [Library()])
+    assert reading.reader == "library"
+    (call,) = find_calls(reading.known("whatever"), {"write": TOOL})
+    assert (call.name, call.arguments, call.error) == ("write", {"text": text}, "")
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_a_thought_ends_at_its_first_end_and_only_if_one_was_opened(thinks):
+    reading = CallReading([WrittenCall(f"<|call|>{NAME}(")], list, thinks=thinks)
+    cut = "I would write <|call|>x in my thought"
+    call = '<|call|>f(text="</think>")'
+    if thinks:
+        assert reading.known(cut) == cut
+        assert reading.known(f"hm</think>{call}").startswith("hm</think>\n<tool_call>\n<|call|>f(")
+    else:
+        assert "<tool_call>" in reading.known(cut)
+        assert f"<tool_call>\n{call}" in reading.known(call)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opened"), [("<think>\n", True), ("<think>\n\n</think>", False), ("", False)]
+)
+def test_a_prompt_may_open_a_thought(prompt, opened):
+    class Template:
+        def text(self, messages, tools, add_generation_prompt):
+            return "Question" + prompt
+
+    assert opens_thought(Template()) is opened

@@ -47,3 +47,10 @@ def test_what_the_run_file_or_an_override_says_stays(job):
 def test_a_generator_section_of_a_wrong_type_is_still_refused(job):
     with pytest.raises(ConfigError, match="generator"):
         job(json.dumps({"max_position_embeddings": 512}), "generator=7")
+
+
+@pytest.mark.parametrize("factor", ["Infinity", "NaN", "true", "-2"])
+def test_a_factor_that_is_none_does_not_break_the_run_file(job, factor):
+    rope = f'{{"rope_type": "linear", "factor": {factor}}}'
+    assert job(f'{{"n_positions": 512, "rope_scaling": {rope}}}').generator.max_model_len == 512
+    assert job('{"max_position_embeddings": true}').generator.max_model_len == 1024
