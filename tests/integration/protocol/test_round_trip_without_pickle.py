@@ -21,7 +21,7 @@ from broker.service import serve
 from protocol.security import key_files
 from protocol.codec import decode_delivery, encode_arrays
 from protocol.link import ThreadLink
-from launch.processes.child import free_port
+from launch.processes.ports import free_port
 from protocol.messages.delivery import Checkpointed, Commit, Deliver, DeliveryCredit
 from protocol.messages.peers import Hello
 from protocol.messages.segments import Segment, SegmentAck, Turn
