@@ -175,7 +175,9 @@ def _end(before: Contents, after: Contents, expected: int, least: int) -> Loss |
     if records == 0 and written == size:
         return None
     what = f"{size} bytes, {written} were written"
-    return Loss(before.number, size, max(0, written - size), records, what)
+    if records < 0:
+        what += f"; it has {-records} more than the file behind it goes on from"
+    return Loss(before.number, size, max(0, written - size), max(0, records), what)
 
 
 def _accepted(folder: Path) -> set[tuple[int, int]]:

@@ -1,5 +1,6 @@
 """Only the torn end that a killed writer leaves is cut: all other damage is refused, with its place."""
 
+import re
 import shutil
 
 import msgspec
@@ -161,6 +162,14 @@ def test_a_record_put_in_twice_is_noticed(folder):
     path.write_bytes(data[:end] + data[first:end] + data[end:])
     with pytest.raises(JournalError, match="out of order"):
         begin(folder)
+
+
+def test_a_file_with_more_records_than_the_next_one_goes_on_from_loses_none(folder):
+    shutil.copy(folder / file_name(3), folder / file_name(0))
+    with pytest.raises(JournalError, match="more than the file behind it goes on from") as refused:
+        begin(folder)
+    assert re.search(r"\b0 records", str(refused.value))
+    assert not re.search(r"\s-\d", str(refused.value))
 
 
 def test_a_power_failure_takes_only_what_the_disk_did_not_have_yet(tmp_path):
