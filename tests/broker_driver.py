@@ -201,3 +201,13 @@ class Driver:
         assert sum(p.tokens for p in segments) == state.ledger.held_tokens
         assert sum(p.nbytes for p in segments) == state.store.nbytes
         return True
+
+
+def close(driver, lease, **fields):
+    """Send the last segment of a lease, which has to be stored."""
+    assert driver.segment("actor", lease, **fields).status == "stored"
+
+
+def units(driver):
+    """Return the ids of the units that the learner has been given since it was asked last."""
+    return [delivery.unit_id for delivery in driver.deliveries()]

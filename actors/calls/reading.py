@@ -71,8 +71,10 @@ class CallReading:
         Args:
             answer: text of a turn, special tokens included.
         """
+        if self.reader not in ("library", "nobody"):
+            return answer
         thought, text = self._behind_thought(answer)
-        if self.reader not in ("library", "nobody") or _OPENED in text:
+        if _OPENED in text:
             return answer
         content, calls = _read(self._chosen, text) if self._chosen is not None else ("", [])
         if calls:
@@ -81,7 +83,7 @@ class CallReading:
         if not self.mark or self.mark not in text:
             return answer
         before, _, behind = text.partition(self.mark)
-        return f"{thought}{before}\n{_between_marks(self.mark + behind)}"
+        return f"{thought}{before}\n{_unreadable(self.mark + behind)}"
 
     def _behind_thought(self, answer: str) -> tuple[str, str]:
         """Return the thought of an answer with its end, and the text behind it. A thought may have been cut."""
@@ -106,13 +108,16 @@ def _is_probe(calls: Sequence[Call]) -> bool:
 
 def _block(call: Call) -> str:
     if call.error:
-        return _between_marks(call.error)
+        return _unreadable(call.error)
     written = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False, default=str)
     # The arguments may have the marks themselves. JSON may write a slash with a backslash, so nothing of them is lost.
-    return f"<tool_call>\n{written.replace('</', '<' + chr(92) + '/')}\n</tool_call>"
+    return _between_marks(written.replace("</", r"<\/"))
+
+
+def _unreadable(text: str) -> str:
+    """Return a text as a call that nobody can read. A mark in it would end the call too early."""
+    return _between_marks(text.replace("</tool_call>", "</tool call>"))
 
 
 def _between_marks(text: str) -> str:
-    """Return a text that nobody could read as a call that cannot be read."""
-    # The text may have the mark itself, which would end the call too early.
-    return f"<tool_call>\n{text.replace('</tool_call>', '</tool call>')}\n</tool_call>"
+    return f"<tool_call>\n{text}\n</tool_call>"

@@ -16,7 +16,7 @@ from envs.base import ChatMessage, Env, Split, SuiteFacts
 from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
 from envs.rows.reading import DataRow, read_rows
-from envs.rows.splitting import is_heldout, key_of, of_task
+from envs.rows.splitting import divided, key_of, of_task
 from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file, load_callable
 from protocol.security.http_tls import CERTIFICATE_FILE
 
@@ -198,13 +198,9 @@ def _split(rows: list[DataRow], heldout: str | float) -> dict[Split, list[DataRo
         others = read_rows(heldout, "heldout")
         known = {key_of(row.values) for row in others}
         own = [row for row in rows if key_of(row.values) not in known]
-    elif isinstance(heldout, bool) or not 0 <= heldout < 1:
-        raise EnvError(
-            f"params.heldout = {heldout!r}: name a file, or a share of the rows, at least 0 and below 1"
-        )
     else:
-        own = [row for row in rows if not is_heldout(row.values, heldout)]
-        others = [row for row in rows if is_heldout(row.values, heldout)]
+        cure = "name a file, or a share of the rows"
+        own, others = divided(rows, heldout, lambda row: row.values, cure)
     if not own:
         raise EnvError(f"params.heldout = {heldout!r} leaves none of the {len(rows)} rows to train on")
     return {"train": own, "heldout": others}

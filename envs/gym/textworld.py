@@ -11,7 +11,7 @@ from envs.gym.library_lock import LibraryLock
 from envs.gym.suite import ROLES
 from envs.gym.texts import filled
 from envs.reasoning_gym_suite import opening, task_of
-from envs.rows.splitting import is_heldout, of_task
+from envs.rows.splitting import divided, of_task
 from envs.tools.calls import without_thought
 from envs.user_code import absolute_beside_run_file
 
@@ -73,13 +73,8 @@ class TextWorldSuite:
         if isinstance(heldout, str | list):
             others = games_in(heldout, "heldout")
             own = [path for path in found if path not in others]
-        elif isinstance(heldout, bool) or not 0 <= heldout < 1:
-            raise EnvError(
-                f"params.heldout = {heldout!r}: name games, or a share of them, at least 0 and below 1"
-            )
         else:
-            own = [path for path in found if not is_heldout(path.name, heldout)]
-            others = [path for path in found if is_heldout(path.name, heldout)]
+            own, others = divided(found, heldout, lambda path: path.name, "name games, or a share of them")
         if not own:
             raise EnvError(f"params.heldout = {heldout!r} leaves none of the {len(found)} games to train on")
         self._games: dict[Split, list[Path]] = {"train": own, "heldout": others}

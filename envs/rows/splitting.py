@@ -1,7 +1,7 @@
 """Chooses held-out rows, and the order of the rows in each epoch. Pure, and equal in every process."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -29,6 +29,29 @@ def is_heldout(prompt: Any, share: float) -> bool:
         (1, False)
     """
     return _number(key_of(prompt)) < share * 2**64
+
+
+def divided(
+    things: Sequence[T], share: Any, prompt_of: Callable[[T], Any], cure: str
+) -> tuple[list[T], list[T]]:
+    """Return the things that are trained, and those that are held out by a share of their prompts.
+
+    Args:
+        share: ``params.heldout``, not checked yet.
+        cure: what to write there instead, for the error, up to the word "share" and what it is a share of.
+
+    Raises:
+        EnvError: the share is no number, below 0, or 1 and more.
+
+    Example:
+        >>> divided(["a", "b", "c"], 0.0, str, "name a file, or a share of the rows")
+        (['a', 'b', 'c'], [])
+    """
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+        raise EnvError(f"params.heldout = {share!r}: {cure}, at least 0 and below 1")
+    sides = [is_heldout(prompt_of(thing), share) for thing in things]
+    pairs = list(zip(things, sides, strict=True))
+    return [thing for thing, held in pairs if not held], [thing for thing, held in pairs if held]
 
 
 def key_of(prompt: Any) -> str:

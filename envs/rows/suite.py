@@ -22,7 +22,7 @@ from envs.rows.reward_functions import (
     plain_names,
 )
 from envs.rows.reward_processes import RewardProcesses
-from envs.rows.splitting import index_of, is_heldout, key_of, of_task
+from envs.rows.splitting import divided, index_of, key_of, of_task
 from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file
 from protocol.gauges import Gauge, table
 
@@ -135,15 +135,8 @@ class RowsSuite:
                     f"{left} of {len(rows)} training rows have a prompt of {where}, so they are not trained"
                 )
             return {"train": train, "heldout": others}
-        if isinstance(heldout, bool) or not isinstance(heldout, int | float) or not 0 <= heldout < 1:
-            raise EnvError(
-                f"params.heldout = {heldout!r}: name a file, or a share of the rows, at least 0 and below 1"
-            )
-        sides = [is_heldout(self._maker.raw(row), heldout) for row in rows]
-        return {
-            "train": [row for row, held in zip(rows, sides, strict=True) if not held],
-            "heldout": [row for row, held in zip(rows, sides, strict=True) if held],
-        }
+        own, held = divided(rows, heldout, self._maker.raw, "name a file, or a share of the rows")
+        return {"train": own, "heldout": held}
 
     def episode(self) -> Env:
         return cast(Env, RowEpisode(self.begin, self.score))

@@ -8,6 +8,8 @@ import numpy as np
 
 from actors.environments.runner import EnvironmentRunner
 from actors.episode import Bounds, Episode
+from actors.errors import TemplateUnusable
+from actors.render import Renderer
 from actors.sampled import Sampled
 from benchmarks.harnesses.program import make_renderer
 from envs.registry import make_suite
@@ -15,6 +17,18 @@ from learner.segments import assemble
 from protocol.messages.tasks import LeaseTask, Sampling, Task
 
 END = "<|im_end|>"
+
+
+def decline(monkeypatch):
+    """Let no template render a request whose last message is "REFUSE"."""
+    render = Renderer.prompt
+
+    def prompt(self, messages, tools=()):
+        if messages[-1]["content"] == "REFUSE":
+            raise TemplateUnusable("no such word")
+        return render(self, messages, tools)
+
+    monkeypatch.setattr(Renderer, "prompt", prompt)
 
 
 class Answers:

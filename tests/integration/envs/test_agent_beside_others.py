@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from envs.registry import make_suite
-from tests.integration.envs.agent_play import played
+from tests.integration.envs.agent_play import decline, played
 from tests.integration.envs.test_agent_requirements import AGENTS, echo, finished, seen
 
 
@@ -27,17 +27,7 @@ def play(tmp_path):
 
 
 def test_a_request_that_cannot_be_rendered_is_declined_and_the_episode_goes_on(play, monkeypatch):
-    from actors.errors import TemplateUnusable
-    from actors.render import Renderer
-
-    render = Renderer.prompt
-
-    def prompt(self, messages, tools=()):
-        if messages[-1]["content"] == "REFUSE":
-            raise TemplateUnusable("no such word")
-        return render(self, messages, tools)
-
-    monkeypatch.setattr(Renderer, "prompt", prompt)
+    decline(monkeypatch)
     assert finished(play("unrendered")).rewards == [("agent/reward", 3, 1.0)]
 
 

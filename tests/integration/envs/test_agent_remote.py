@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from envs.registry import make_suite
-from tests.integration.envs.agent_play import played
+from tests.integration.envs.agent_play import decline, played
 from tests.integration.envs.test_agent_requirements import AGENTS, echo, finished, seen
 from tests.integration.envs.test_env_servers import Server
 
@@ -57,17 +57,7 @@ def play(started, agent, answer=echo, **more):
 @pytest.mark.parametrize("agent", ["unrendered", "unrendered_first"])
 def test_a_request_that_cannot_be_rendered_is_declined_and_the_episode_goes_on(shared, monkeypatch, agent):
     """The agent checks the status, the type of the error and its reason."""
-    from actors.errors import TemplateUnusable
-    from actors.render import Renderer
-
-    render = Renderer.prompt
-
-    def prompt(self, messages, tools=()):
-        if messages[-1]["content"] == "REFUSE":
-            raise TemplateUnusable("no such word")
-        return render(self, messages, tools)
-
-    monkeypatch.setattr(Renderer, "prompt", prompt)
+    decline(monkeypatch)
     done = finished(play(shared, agent))
     assert done.rewards == [("reward", 1 if agent == "unrendered_first" else 3, 1.0)]
 

@@ -21,7 +21,7 @@ import threading
 import pytest
 
 import envs.agent.endpoint as endpoint
-from tests.integration.envs.agent_play import played
+from tests.integration.envs.agent_play import decline, played
 
 AGENTS = '''
 import asyncio, io, json, pathlib
@@ -309,17 +309,7 @@ def test_requirement_3_the_template_may_decide_on_the_history(play):
 def test_requirement_4_an_episode_is_one_trajectory_and_outlives_a_request_that_fails(
     play, monkeypatch, agent
 ):
-    from actors.errors import TemplateUnusable
-    from actors.render import Renderer
-
-    render = Renderer.prompt
-
-    def prompt(self, messages, tools=()):
-        if messages[-1]["content"] == "REFUSE":
-            raise TemplateUnusable("no such word")
-        return render(self, messages, tools)
-
-    monkeypatch.setattr(Renderer, "prompt", prompt)
+    decline(monkeypatch)
     done = finished(play(agent))
     assert {cut.segment.trajectory_id for cut in done.cuts} == {"t.0"}
     assert done.rewards == [("reward", 1 if agent == "unrendered_first" else 3, 1.0)]

@@ -1,29 +1,9 @@
 """Test units: when one is ready, who gets it, what is redelivered."""
 
-import pytest
-
 from protocol.messages.delivery import DeliveryCredit
 from protocol.messages.peers import Goodbye, Heartbeat
 from protocol.messages.tasks import CancelTask, TaskRejected
-from tests.broker_driver import Driver, evaluation, group, segment_frames
-
-
-@pytest.fixture
-def driver():
-    driver = Driver(
-        lag=2, heartbeat_s=1000.0, group_deadline_s=30.0, delivery_lease_s=50.0, task_lease_s=1000.0
-    )
-    driver.learner()
-    driver.actor()
-    return driver
-
-
-def close(driver, lease, **fields):
-    assert driver.segment("actor", lease, **fields).status == "stored"
-
-
-def units(driver):
-    return [delivery.unit_id for delivery in driver.deliveries()]
+from tests.broker_driver import Driver, close, evaluation, group, segment_frames, units
 
 
 def test_a_group_is_delivered_when_its_last_member_is_closed(driver):

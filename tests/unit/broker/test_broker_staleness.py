@@ -3,25 +3,7 @@
 import pytest
 
 from protocol.messages.delivery import DeliveryCredit
-from tests.broker_driver import Driver, evaluation, group
-
-
-@pytest.fixture
-def driver():
-    driver = Driver(
-        lag=2, heartbeat_s=1000.0, group_deadline_s=30.0, delivery_lease_s=50.0, task_lease_s=1000.0
-    )
-    driver.learner()
-    driver.actor()
-    return driver
-
-
-def close(driver, lease, **fields):
-    assert driver.segment("actor", lease, **fields).status == "stored"
-
-
-def units(driver):
-    return [delivery.unit_id for delivery in driver.deliveries()]
+from tests.broker_driver import Driver, close, evaluation, group, units
 
 
 def test_a_group_without_any_fresh_token_is_dropped_at_delivery():
