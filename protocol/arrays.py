@@ -1,7 +1,7 @@
 """The arrays of a segment: their names, dtypes and Python types.
 
 Every token of a trajectory has one element in each of `TOKEN_ARRAYS`. A generator sends the arrays of
-`SAMPLED_ARRAYS`, and the actor adds the mask. Further arrays may travel in the body under other names.
+`SAMPLED_ARRAYS`, and the actor adds the mask. Further arrays, of other lengths, may travel in the body.
 """
 
 from typing import Any, NamedTuple
@@ -30,7 +30,17 @@ On observation tokens the mask is 0, the log-probability 0, and the version -1.
 """
 SAMPLED_ARRAYS = ("token_ids", "logp_behaviour", "policy_version")
 """Arrays that a generator sends for the tokens it has sampled."""
-ITEM_BYTES = {"i4": 4, "i8": 8, "u1": 1, "f4": 4, "f8": 8}
+ROUTED_EXPERTS, ROUTED_TOKEN = "routed_experts", "routed_token"
+"""Optional arrays of a mixture of experts: rows of experts, and the token of each row.
+
+A row has the experts that one token went through as an input of the generator, for all layers of the model behind each
+other, equally many in each layer: uint8 for at most 256 experts in a layer, else int16. Rows travel flat. In a Chunk
+they have no tokens of their own: they go on from `Generate.routes_from`, without gaps. In a Segment `ROUTED_TOKEN`,
+int32, says which token of the trajectory each row belongs to, this segment's or an earlier one's.
+"""
+MAX_ROUTE_BYTES = 8 * 2**20
+"""Bytes of rows in one message. What is more goes into a further message, which may have no tokens."""
+ITEM_BYTES = {"i2": 2, "i4": 4, "i8": 8, "u1": 1, "f4": 4, "f8": 8}
 """Bytes of one element, by the dtype's name on the wire."""
 
 

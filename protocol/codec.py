@@ -26,7 +26,7 @@ from protocol.messages.delivery import Deliver
 from protocol.messages.fields import MAX_ARRAYS
 from protocol.messages.segments import Segment
 
-MAJOR, MINOR = 4, 3
+MAJOR, MINOR = 4, 4
 PRELUDE = b"OB" + bytes((MAJOR, MINOR))
 
 MAX_HEADER_BYTES = 256 * 1024

@@ -53,9 +53,9 @@ def _why_arrays_invalid(segment: Segment, body: Buffer) -> str:
         return f"{len(segment.arrays)} arrays, at most {MAX_ARRAYS}"
     names, tokens, end = set(map(_name, segment.arrays)), segment.tokens, len(body)
     for spec in segment.arrays:
-        if spec.length != tokens:
+        if spec.length != tokens and spec.name in TOKEN_ARRAYS:
             return f"array {spec.name!r} has {spec.length} elements, the segment {tokens} tokens"
-        if spec.offset + tokens * ITEM_BYTES[spec.dtype] > end:
+        if spec.offset + spec.length * ITEM_BYTES[spec.dtype] > end:
             return f"array {spec.name!r} ends behind the body of {end} bytes"
     if missing := TOKEN_ARRAYS.keys() - names:
         return f"array {min(missing)!r} is missing"

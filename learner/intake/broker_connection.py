@@ -9,7 +9,7 @@ from learner.errors import BrokerRefused
 from learner.intake.commit_sender import CommitSender
 from learner.intake.deliveries import receive
 from learner.intake.intake import Intake
-from learner.intake.task_messages import MINOR_OF_TASK_PARTS, is_newer, messages_of, refuse_older_broker
+from learner.intake.task_messages import messages_of, minor_of, refuse_older_broker
 from protocol.link import ThreadLink
 from protocol.messages.any_message import AnyMessage
 from protocol.messages.delivery import CheckpointWanted, Deliver, DeliveryCredit, Held
@@ -62,8 +62,8 @@ class BrokerConnection:
         Raises:
             BrokerRefused: the broker is of an earlier version, and would lose a part of a task.
         """
-        minor = self._link.session.minor if any(map(is_newer, tasks)) else MINOR_OF_TASK_PARTS
-        refuse_older_broker(minor, self._broker)
+        if any(map(minor_of, tasks)):
+            refuse_older_broker(tasks, self._link.session.minor, self._broker)
         for message in messages_of(tasks):
             self._link.send(message)
 

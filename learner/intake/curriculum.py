@@ -284,4 +284,5 @@ class Curriculum:
             max_context_tokens=self.config.sampling.max_context_tokens,
             stop=list(self.config.sampling.stop),
             include_stop=self.config.sampling.include_stop,
+            routes=self.config.algorithm.routes == "behaviour",
         )

@@ -13,6 +13,8 @@ TURN_BYTES = 32
 """Most bytes of a turn in a message."""
 MINOR_OF_TASK_PARTS = 3
 """Minor version of the protocol since which tasks have notes, prefixes and bounds of branches."""
+MINOR_OF_ROUTES = 4
+"""Minor version since which a task may ask for the experts of its tokens."""
 
 
 def messages_of(tasks: Sequence[Task]) -> list[PutTasks]:
@@ -35,8 +37,8 @@ def messages_of(tasks: Sequence[Task]) -> list[PutTasks]:
     return [PutTasks(tasks=each) for each in messages]
 
 
-def refuse_older_broker(minor: int, broker: str) -> None:
-    """Refuse a broker of an earlier version, which would lose a part of a task: see `is_newer`.
+def refuse_older_broker(tasks: Sequence[Task], minor: int, broker: str) -> None:
+    """Refuse a broker of an earlier version, which would lose a part of these tasks.
 
     Args:
         minor: minor version of the protocol that the broker speaks.
@@ -45,17 +47,29 @@ def refuse_older_broker(minor: int, broker: str) -> None:
     Raises:
         BrokerRefused: the version is too early.
     """
-    if minor < MINOR_OF_TASK_PARTS:
-        raise BrokerRefused(
-            f"{broker} speaks protocol {MAJOR}.{minor}, which has no notes and prefixes of tasks "
-            "and no bound of branches; [learner.family] and learner.sampling.max_context_tokens need "
-            f"{MAJOR}.{MINOR_OF_TASK_PARTS}: start a broker of this version, or take them out"
+    needed = max(map(minor_of, tasks), default=0)
+    if minor >= needed:
+        return
+    lost, setting = (
+        ("cannot ask for experts", 'learner.algorithm.routes = "behaviour"')
+        if needed == MINOR_OF_ROUTES
+        else (
+            "has no notes and prefixes of tasks and no bound of branches",
+            "[learner.family] and learner.sampling.max_context_tokens",
         )
+    )
+    raise BrokerRefused(
+        f"{broker} speaks protocol {MAJOR}.{minor}, which {lost}; {setting} need {MAJOR}.{needed}: start a broker of "
+        "this version, or take them out"
+    )
 
 
-def is_newer(task: Task) -> bool:
-    """Return whether a task has a part that a broker before protocol 4.3 would lose."""
-    return bool(task.note) or task.start is not None or task.sampling.max_context_tokens > 0
+def minor_of(task: Task) -> int:
+    """Return the minor version of the protocol since which a broker loses no part of a task; 0: any."""
+    if task.sampling.routes:
+        return MINOR_OF_ROUTES
+    parts = bool(task.note) or task.start is not None or task.sampling.max_context_tokens > 0
+    return MINOR_OF_TASK_PARTS if parts else 0
 
 
 def _start_bytes(task: Task) -> int:

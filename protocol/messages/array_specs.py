@@ -11,11 +11,12 @@ class ArraySpec(Struct, frozen=True, array_like=True):
     """One array of a body frame: little-endian ``dtype``, ``length`` elements, from byte ``offset`` on.
 
     `protocol.codec.pack_arrays` writes all fields at the sender, `unpack_arrays` reads them at the receiver.
-    The broker reads them to check that the arrays of a segment are complete and fit into the body.
+    The broker reads them to check that the arrays of a segment are complete and fit into the body. "i2" exists since
+    4.4.
     """
 
     name: Label
-    dtype: Literal["i4", "i8", "u1", "f4", "f8"]
+    dtype: Literal["i2", "i4", "i8", "u1", "f4", "f8"]
     length: Count
     offset: Count
 

@@ -75,6 +75,12 @@ class Generate(Message, tag="generate", frozen=True):
     """The generator holds the request until it has this version, at most 60 s, then answers with an error."""
     arrays: ArraySpecs = field(default_factory=list)
     """Place of the array ``token_ids`` in the body: the prompt."""
+    routes_from: Count | None = None
+    """Position in the prompt of the first token whose experts the actor wants to know; since 4.4. None: of no token.
+
+    The generator sends rows of experts from this token on, up to the last token but one of the answer, if it serves
+    a mixture of experts and was told to record them.
+    """
 
 
 class Abort(Message, tag="abort", frozen=True):
@@ -96,7 +102,11 @@ class Stay(Message, tag="stay", frozen=True):
 
 
 class Chunk(Message, tag="chunk", frozen=True):
-    """Newly sampled tokens: arrays ``token_ids``, ``logp_behaviour``, ``policy_version`` in the body."""
+    """Newly sampled tokens: arrays ``token_ids``, ``logp_behaviour``, ``policy_version`` in the body.
+
+    Since 4.4 it may have ``routed_experts``: rows that go on where those of the request's earlier chunks end, see
+    `protocol.arrays`.
+    """
 
     request_id: Name
     """Written by the generator; the actor finds the turn by it, and ignores chunks of requests it gave up."""

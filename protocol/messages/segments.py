@@ -99,7 +99,8 @@ class Segment(Message, tag="segment", frozen=True):
     their bytes to the learner behind a Deliver. `offbeat journal show` and `export` print fields of it.
 
     Arrays, each with one element per token: ``token_ids`` int32, ``action_mask`` uint8, ``logp_behaviour``
-    float32 (0 on observations), ``policy_version`` int32 (-1 on observations). Others may be added by name.
+    float32 (0 on observations), ``policy_version`` int32 (-1 on observations). Others may be added by name, with any
+    length, among them since 4.4 ``routed_token`` and ``routed_experts``, see `protocol.arrays`.
     """
 
     trajectory_id: Id

@@ -50,6 +50,11 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Read by the actor, which ends an action turn with the token that completes one of these strings."""
     include_stop: bool = False
     """Read by the actor: whether the text for the environment keeps the stop string. The tokens always do."""
+    routes: bool = False
+    """Read by the actor: whether segments carry the experts that tokens went through; since 4.4.
+
+    A broker before 4.4 would lose it, so the learner looks at the broker's version before it puts such a task.
+    """
 
 
 class TaskStart(Struct, frozen=True, kw_only=True, omit_defaults=True):

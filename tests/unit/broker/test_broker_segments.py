@@ -2,10 +2,11 @@
 
 from collections import deque
 
+import numpy as np
 import pytest
 
 from broker.core.admission import is_stale
-from protocol.codec import decode, encode
+from protocol.codec import decode, encode, encode_arrays, unpack_arrays
 from protocol.messages.delivery import Commit
 from protocol.messages.peers import Heartbeat
 from protocol.messages.segments import Segment, Turn
@@ -110,6 +111,22 @@ def test_headers_that_contradict_themselves_or_the_task_are_refused(driver, chan
 def _fields(frames):
     message, _ = decode(frames)
     return {name: getattr(message, name) for name in message.__struct_fields__}
+
+
+def test_further_arrays_have_any_length_within_the_body(driver):
+    one, two = driver.leases()
+    header, body = decode(segment_frames(one))
+    arrays = unpack_arrays(header.arrays, body[0])
+    rows = {"routed_token": np.arange(3, dtype="<i4"), "routed_experts": np.arange(24, dtype="<i2")}
+    (ack,) = [
+        m for m in driver.say_frames("actor", encode_arrays(header, arrays | rows)) if hasattr(m, "status")
+    ]
+    assert ack.status == "stored"
+    header, body = decode(segment_frames(two))
+    frames = encode_arrays(header, unpack_arrays(header.arrays, body[0]) | rows)
+    (ack,) = [m for m in driver.say_frames("actor", [*frames[:2], frames[2][:-8]]) if hasattr(m, "status")]
+    assert outcome(ack) == ("refused", "invalid")
+    assert "'routed_experts' ends behind the body" in ack.reason
 
 
 def test_a_body_that_is_cut_or_missing_is_refused(driver):

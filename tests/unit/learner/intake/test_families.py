@@ -311,6 +311,13 @@ def test_a_broker_that_would_lose_a_note_gets_no_such_task():
     bounded = Sampling(max_context_tokens=9)
     with pytest.raises(BrokerRefused, match=r"learner\.sampling\.max_context_tokens"):
         old.put([Task(task_id="0g0.1", env="e", group_id="0g0", group_size=2, member=1, sampling=bounded)])
+    routed = Task(task_id="0g0.2", env="e", group_id="0g0", group_size=2, sampling=Sampling(routes=True))
+    for minor in (2, 3):
+        old._link.session.minor = minor
+        with pytest.raises(
+            BrokerRefused, match=r"cannot ask for experts; learner\.algorithm\.routes .* need 4\.4"
+        ):
+            old.put([noted, routed])
     new = Exchange(Link(3), Curriculum("e", config), config, lockstep=False, stop_reason=lambda: "")
     new.put([noted])
     assert (len(old._link.sent), len(new._link.sent)) == (1, 1)
