@@ -5,6 +5,7 @@
 - `chat_template`: the text of a conversation, and the text that messages add behind an answer.
 - `calls/`: who reads the tool calls of a model, and answers with these in a form that environments know.
 - `stop_strings`: ends a turn at a stop string. `segments`: cuts a trajectory into segments.
+- `route_book`: experts of tokens that are not in a segment yet.
 - `uplink/`: leased tasks, and segments on their way to the broker.
 - `environments/`: runs the code of environments.
 - `failures`: the record of an episode that failed.

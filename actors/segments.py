@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from actors.sampled import Sampled
+from actors.route_book import RouteBook
+from actors.sampled import Routes, Sampled
 from protocol.arrays import TOKEN_ARRAYS, Arrays, SegmentArrays
 from protocol.messages.fields import KvPolicy, TrajectoryStatus
 from protocol.messages.segments import Failure, Reward, Segment, Turn, TurnMark
@@ -63,6 +64,7 @@ class SegmentCutter:
         self._turns: list[Turn] = []
         self._owed: list[Reward] = []
         """Rewards of repeated turns, which are not in a segment yet."""
+        self._routes = RouteBook()
         self._pending: list[Arrays] = []
         self._pending_tokens = 0
         self._kv: KvPolicy = "recomputed"
@@ -121,7 +123,8 @@ class SegmentCutter:
         """Append tokens to the current action turn, or begin one with them."""
         self._generator = sampled.generator or self._generator
         self._kv = "kept" if sampled.kv == "kept" else self._kv
-        return self._append({**sampled.arrays, "action_mask": np.ones(len(sampled), np.uint8)}, action=True)
+        arrays = {**sampled.arrays, "action_mask": np.ones(len(sampled), np.uint8)}
+        return self._append(arrays, action=True, routes=sampled.routes)
 
     def close_turn(
         self,
@@ -140,15 +143,23 @@ class SegmentCutter:
         own = [Reward(name, self._turn, value) for name, value in rewards.items()]
         named, self._owed = [*self._owed, *earlier, *own], []
         marked = [TurnMark(name, self._turn, value) for name, value in (marks or {}).items()]
-        cut = self._cut(self._pending_tokens, named, closing or Closing("unfinished", stop_reason), marked)
+        end = closing or Closing("unfinished", stop_reason)
+        cuts = [*self._cut_rows(), self._cut(self._pending_tokens, named, end, marked)]
         self._turn_is_action = False
-        return [cut]
+        return cuts
 
     def abandon(self, closing: Closing) -> list[SegmentArrays]:
         """End the trajectory at its last token. The segment returned may be empty."""
-        return [self._cut(self._pending_tokens, [], closing)]
+        return [*self._cut_rows(), self._cut(self._pending_tokens, [], closing)]
 
-    def _append(self, arrays: Arrays, *, action: bool) -> list[SegmentArrays]:
+    def _cut_rows(self) -> list[SegmentArrays]:
+        """Return segments without tokens, with the rows of experts for which the next segment has no room."""
+        cuts = []
+        while self._routes.waits(self.tokens):
+            cuts.append(self._cut(0, [], Closing("unfinished")))
+        return cuts
+
+    def _append(self, arrays: Arrays, *, action: bool, routes: Routes | None = None) -> list[SegmentArrays]:
         assert not self.closed, f"trajectory {self._trajectory_id} is closed"
         n = len(arrays["token_ids"])
         if n == 0:
@@ -159,6 +170,9 @@ class SegmentCutter:
         self._note_turn(self.tokens, self.tokens + n, action)
         self._pending.append(arrays)
         self._pending_tokens += n
+        if routes is not None:
+            self._routes.add(self._turn, routes)
+            self._limit = min(self._limit, self._routes.most_tokens)
         cuts = []
         # A full segment waits until more tokens come, so that the last piece of a turn is never empty.
         while self._pending_tokens > self._limit:
@@ -166,11 +180,12 @@ class SegmentCutter:
         return cuts
 
     def _note_turn(self, start: int, end: int, action: bool) -> None:
+        back = 1 if action else self._back
+        self._routes.note(self._turn, start, end, before=self._turn - back if back else -1)
         last = self._turns[-1] if self._turns else None
         if last is not None and last.index == self._turn:
             self._turns[-1] = replace(last, end=end)
         else:
-            back = 1 if action else self._back
             self._turns.append(Turn(self._turn, start, end, action, back))
 
     def _cut(
@@ -205,6 +220,7 @@ class SegmentCutter:
             auxiliary=list(closing.auxiliary),
             marks=list(marks),
         )
+        arrays |= self._routes.take(self.offset + n)
         self._index += 1
         self.offset += n
         self.closed = closing.status != "unfinished"

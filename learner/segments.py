@@ -1,6 +1,7 @@
 """Assembles trajectories from the segments that an actor streamed, and refuses what could spoil a gradient."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from learner.branches import starts_of
 from learner.errors import BrokenTrajectory
 from learner.trajectory import Trajectory
-from protocol.arrays import TOKEN_ARRAYS, Arrays, SegmentArrays
+from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN, TOKEN_ARRAYS, Arrays, SegmentArrays
 from protocol.messages.segments import Segment, Turn
 
 
@@ -53,7 +54,7 @@ def assemble(segments: Sequence[SegmentArrays]) -> Trajectory:
     )
     _check_trajectory(trajectory)
     _check_counts(ordered)
-    return trajectory
+    return _with_routes(trajectory, [arrays for _, arrays in ordered])
 
 
 def _check_sequence(segments: Sequence[Segment]) -> None:
@@ -145,6 +146,34 @@ def _check_counts(segments: Sequence[SegmentArrays]) -> None:
                 f"trajectory {segment.trajectory_id}: segment {segment.index} has {actions} action tokens, its "
                 f"header says {segment.action_tokens}"
             )
+
+
+def _with_routes(t: Trajectory, parts: Sequence[Arrays]) -> Trajectory:
+    """Return a trajectory with the experts of its tokens; of several rows of a token, the first.
+
+    Args:
+        parts: arrays of the segments, in order.
+    """
+    found = [arrays for arrays in parts if len(arrays.get(ROUTED_TOKEN, ()))]
+    if not found:
+        return t
+    name = f"trajectory {t.trajectory_id}"
+    rows = [(arrays[ROUTED_TOKEN], arrays.get(ROUTED_EXPERTS, np.empty(0))) for arrays in found]
+    widths = {len(experts) / len(token) for token, experts in rows}
+    if len(widths) > 1 or not all(width and width.is_integer() for width in widths):
+        raise BrokenTrajectory(
+            f"{name}: rows of experts with {sorted(widths)} numbers; all must have as many"
+        )
+    token = np.concatenate([token for token, _ in rows])
+    experts = np.concatenate([experts for _, experts in rows]).reshape(len(token), -1)
+    if token.dtype.kind != "i" or experts.dtype.kind not in "iu":
+        raise BrokenTrajectory(f"{name}: its experts are {experts.dtype}, and their tokens {token.dtype}")
+    if token.min() < 0 or token.max() >= len(t) or experts.min() < 0:
+        raise BrokenTrajectory(
+            f"{name}: experts from {experts.min()} of tokens {token.min()} to {token.max()}, it has {len(t)} tokens"
+        )
+    known, first = np.unique(token, return_index=True)
+    return replace(t, routed_token=known.astype(np.int32), routed_experts=experts[first].reshape(-1))
 
 
 def _join_turns(segments: Sequence[Segment]) -> list[Turn]:

@@ -6,13 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.branches import Branch, branches_of, ends_of
+from protocol.arrays import Experts
 from protocol.messages.fields import KvPolicy, Purpose, TrajectoryStatus
 from protocol.messages.segments import Failure, Reward, Turn, TurnMark
 
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """One episode, or the part of it that has been streamed. Arrays have one element per token."""
+    """One episode, or the part of it that has been streamed. Arrays have one element per token, or say more."""
 
     trajectory_id: str
     group_id: str
@@ -27,6 +28,10 @@ class Trajectory:
     """Log-probability under the behaviour policy, in nats, temperature included; 0 on observation tokens."""
     policy_version: NDArray[np.int32]
     """Version that sampled the token; -1 on observation tokens."""
+    routed_token: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    """Tokens whose experts in the generator are known, each once, [n]; see `protocol.arrays`."""
+    routed_experts: Experts = field(default_factory=lambda: np.empty(0, np.uint8))
+    """Their experts in all layers, row behind row, [n * width]."""
     turns: list[Turn] = field(default_factory=list)
     rewards: list[Reward] = field(default_factory=list)
     """Rewards as `[learner.reward]` composes them: what the policy is trained on."""

@@ -15,6 +15,8 @@ Arrays = dict[str, NDArray[Any]]
 """Arrays by name, equally long."""
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
+Experts = NDArray[np.uint8] | NDArray[np.int16]
+"""Numbers of experts: uint8 for at most 256 in a layer, else int16."""
 Float32s = NDArray[np.float32]
 Float64s = NDArray[np.float64]
 
@@ -34,9 +36,8 @@ ROUTED_EXPERTS, ROUTED_TOKEN = "routed_experts", "routed_token"
 """Optional arrays of a mixture of experts: rows of experts, and the token of each row.
 
 A row has the experts that one token went through as an input of the generator, for all layers of the model behind each
-other, equally many in each layer: uint8 for at most 256 experts in a layer, else int16. Rows travel flat. In a Chunk
-they have no tokens of their own: they go on from `Generate.routes_from`, without gaps. In a Segment `ROUTED_TOKEN`,
-int32, says which token of the trajectory each row belongs to, this segment's or an earlier one's.
+other, equally many in each layer. Rows travel flat. `ROUTED_TOKEN`, int32, says which token each row belongs to: in a
+Chunk by its position in the prompt and its answer, in a Segment by that in the trajectory.
 """
 MAX_ROUTE_BYTES = 8 * 2**20
 """Bytes of rows in one message. What is more goes into a further message, which may have no tokens."""

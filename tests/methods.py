@@ -79,7 +79,7 @@ COMPARED = {
 """Settings that need every kind of score: a signal and a weight that compare tokens, and frozen policies."""
 
 
-MIXTURE = {"routes": {"routes": "proximal"}}
+MIXTURE = {"routes": {"routes": "proximal"}, "given": {"routes": "behaviour"}}
 """Settings for a mixture of experts only."""
 
 

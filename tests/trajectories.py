@@ -58,6 +58,14 @@ def make_trajectory(
     return replace(made, **changes)
 
 
+def with_routes(t: Trajectory, layers: int = 2, chosen: int = 2, experts: int = 4) -> Trajectory:
+    """Return a trajectory with random experts of all tokens but each fifth and the last."""
+    rng = np.random.default_rng([11, *t.trajectory_id.encode()])
+    known = np.array([i for i in range(len(t) - 1) if i % 5 != 4], np.int32)
+    rows = [rng.permutation(experts)[:chosen] for _ in range(len(known) * layers)]
+    return replace(t, routed_token=known, routed_experts=np.concatenate(rows).astype(np.uint8))
+
+
 def make_group(
     group: str,
     rewards: list[float],

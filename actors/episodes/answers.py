@@ -37,8 +37,13 @@ class TurnSampler:
         min_version: int,
         begun: int = 0,
         preferred: str = "",
+        routed: int = 0,
     ) -> TurnRequest:
-        """Return the request for a turn, see `TurnRequest`."""
+        """Return the request for a turn, see `TurnRequest`.
+
+        Args:
+            routed: first token of the prompt whose experts are not known.
+        """
         return TurnRequest(
             trajectory_id=self._trajectory_id,
             turn=turn,
@@ -49,6 +54,7 @@ class TurnSampler:
             min_policy_version=min_version,
             stop_token_ids=self._text.eos_ids,
             preferred=preferred,
+            routes_from=routed if self._task.sampling.routes else None,
         )
 
     async def pieces(

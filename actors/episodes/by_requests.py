@@ -13,6 +13,7 @@ from actors.episodes.parts import EpisodeParts
 from actors.episodes.request_room import RequestRoom, WantedAnswer
 from actors.episodes.turn_line import TurnLine
 from actors.errors import ActorError, EnvironmentFailed
+from actors.generator_client.turn_request import routed
 from envs.agent.requests import HasRequests, PolicyRequest, RequestNews, in_order
 from envs.base import StepResult, TurnFacts
 from protocol.arrays import SegmentArrays
@@ -141,16 +142,18 @@ class RequestPlay:
             wanted.most,
             min_version=self._stream.min_version,
             preferred=self._generators.get(observation.after, ""),
+            routed=self._talks.routed(observation.after),
         )
-        reason = ""
+        reason, known = "", self._talks.routed(observation.after)
         with self._parts.clock.working():
             async with aclosing(sampler.pieces(request, keep_special=keep_special)) as pieces:
                 async for sampled in pieces:
                     reason = sampled.finish_reason
                     self._generators[wanted.answer_turn] = sampled.generator
                     wanted.tokens += sampled.token_ids.tolist()
+                    known = routed(known, [sampled])
                     await self._stream.send(self._line.act(wanted.number, sampled))
-            self._talks.answered(wanted.answer_turn, wanted.tokens, after=wanted.prompt_turn)
+            self._talks.answered(wanted.answer_turn, wanted.tokens, after=wanted.prompt_turn, routed=known)
             await self._stream.send(self._line.end(wanted.number, reason))
             facts = TurnFacts(len(prompt), len(wanted.tokens), cut=reason == "length")
             text = sampler.text_of(wanted.tokens, keep_special=keep_special)

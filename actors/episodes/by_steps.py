@@ -13,6 +13,7 @@ from actors.episodes.closing import closing_of, no_room
 from actors.episodes.conversation import Observation
 from actors.episodes.parts import EpisodeParts
 from actors.errors import ActorError, EnvironmentFailed
+from actors.generator_client.turn_request import routed
 from actors.segments import Closing
 from actors.start import check_repeated, check_room, repeated_turns, with_note
 from envs.base import Env, HasTools, HasTurnFacts, HasTurnLimit, StepResult, ToolSchema, TurnFacts, can_refuse
@@ -29,6 +30,8 @@ class StepPlay:
         self._stream, self._cutter = parts.stream, parts.stream.cutter
         self._tokens: list[int] = []
         """Tokens of the present branch."""
+        self._routed = 0
+        """First of them whose experts are not known."""
         self._keep_special = False
         """True if the environment parses tool calls, whose marks may be special tokens."""
         self._generator = ""
@@ -148,7 +151,7 @@ class StepPlay:
             reason = await self._sample(turn, start, start + most)
         self._talks.check_prefix(prompt, self._tokens)
         sampled, observed = self._tokens[start:], self._cutter.turn - 1
-        self._talks.answered(observed + 1, sampled, after=observed)
+        self._talks.answered(observed + 1, sampled, after=observed, routed=self._routed)
         return sampled, reason
 
     async def _sample(self, turn: int, start: int, end: int) -> str:
@@ -168,6 +171,7 @@ class StepPlay:
             begun=before - start,
             min_version=self._stream.min_version,
             preferred=self._generator,
+            routed=self._routed,
         )
         reason = ""
         pieces = self._sampler.pieces(request, self._tokens[start:], keep_special=self._keep_special)
@@ -175,6 +179,7 @@ class StepPlay:
             async for sampled in stream:
                 reason, self._generator = sampled.finish_reason, sampled.generator
                 self._tokens += sampled.token_ids.tolist()
+                self._routed = routed(self._routed, [sampled])
                 await self._stream.send(self._cutter.act(sampled))
         if reason != "length" or len(self._tokens) >= end:
             return reason
@@ -241,6 +246,7 @@ class StepPlay:
 
     async def _observe(self, observation: Observation) -> None:
         self._tokens = self._talks.context(observation)
+        self._routed = self._talks.routed(observation.after)
         self._keep_special = bool(observation.tools)
         if not observation.token_ids:
             return

@@ -95,7 +95,15 @@ class Conversations:
         self._tree.add(turn, observation.token_ids, after=observation.after)
         self._tools_after[turn] = observation.tools
 
-    def answered(self, turn: int, token_ids: list[int], *, after: int) -> None:
-        """Note an answer behind the turn ``after``."""
-        self._tree.add(turn, token_ids, after=after, answer=True)
+    def routed(self, turn: int) -> int:
+        """Return the first token of a turn's context whose experts are not known; 0 for -1."""
+        return self._tree.routed(turn)
+
+    def answered(self, turn: int, token_ids: list[int], *, after: int, routed: int = 0) -> None:
+        """Note an answer behind the turn ``after``.
+
+        Args:
+            routed: first token of its context whose experts are not known.
+        """
+        self._tree.add(turn, token_ids, after=after, answer=True, routed=routed)
         self._tools_after[turn] = self._tools_after[after]

@@ -21,10 +21,13 @@ class TurnTree:
         self._after: dict[int, int] = {}
         self._tokens: dict[int, list[int]] = {}
         self._ends: dict[int, int] = {}
+        self._routed: dict[int, int] = {}
         self.answers: list[int] = []
         """Indices of the action turns, in order."""
 
-    def add(self, turn: int, token_ids: list[int], *, after: int, answer: bool = False) -> None:
+    def add(
+        self, turn: int, token_ids: list[int], *, after: int, answer: bool = False, routed: int = 0
+    ) -> None:
         """Note a turn.
 
         Args:
@@ -32,7 +35,9 @@ class TurnTree:
             token_ids: its tokens.
             after: index of the turn that it continues; -1: none.
             answer: whether the policy sampled it.
+            routed: first token of its context whose experts are not known.
         """
+        self._routed[turn] = max(routed, self.routed(after))
         self._after[turn], self._tokens[turn] = after, token_ids
         self._ends[turn] = self._ends.get(after, 0) + len(token_ids)
         if answer:
@@ -41,6 +46,10 @@ class TurnTree:
     def tokens(self, turn: int) -> list[int]:
         """Return the tokens of a turn."""
         return self._tokens[turn]
+
+    def routed(self, turn: int) -> int:
+        """Return the first token of a turn's context whose experts are not known; 0 for -1."""
+        return self._routed.get(turn, 0)
 
     def length(self, turn: int) -> int:
         """Return the number of tokens of a turn and of all that it continues; 0 for -1."""

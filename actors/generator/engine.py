@@ -22,6 +22,8 @@ class Request:
     top_k: int
     seed: int | None
     stop: list[int]
+    routes_from: int | None = None
+    """Position in the prompt from which on the experts of the tokens are wanted; None: of no token."""
 
 
 class SamplingEngine(Protocol):

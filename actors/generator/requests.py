@@ -60,6 +60,8 @@ def why_invalid(prompt: Sequence[int], request: Generate, *, vocab_size: int, ma
     # An id past the vocabulary is harmless, because it is never sampled.
     if any(token < 0 for token in request.stop_token_ids):
         return f"stop_token_ids {request.stop_token_ids}: ids are not negative"
+    if request.routes_from is not None and request.routes_from > len(prompt):
+        return f"routes_from {request.routes_from} is behind the prompt of {len(prompt)} tokens"
     if not (0 < request.top_p <= 1 and request.top_k >= 0 and 0 <= request.temperature < math.inf):
         return (
             f"temperature {request.temperature}, top_p {request.top_p}, top_k {request.top_k}: "

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from actors.config import GeneratorConfig
@@ -13,7 +14,8 @@ from actors.generator.guests import Guests
 from actors.generator.model_folder import ModelFacts
 from actors.generator.open_requests import OpenRequest, OpenRequests
 from actors.generator.requests import HOLD_TIMEOUT_S, RequestBook, unpack_prompt, why_invalid
-from actors.sampled import Sampled, nothing
+from actors.sampled import Sampled, nothing, pieces
+from protocol.arrays import MAX_ROUTE_BYTES
 from protocol.codec import Buffer, Frames, decode, encode, encode_arrays
 from protocol.envelopes import open_envelope
 from protocol.errors import Malformed, ProtocolError
@@ -184,6 +186,7 @@ class Serving:
             seed=message.seed,
             # Ids past the vocabulary are never sampled, and some engines reject them.
             stop=[i for i in message.stop_token_ids or self._facts.eos_ids if i < self._facts.vocab_size],
+            routes_from=message.routes_from,
         )
         version, now = self._engine.version, time.monotonic()
         entry = self._open.add(OpenRequest(key, actor, message.request_id, request, now))
@@ -227,14 +230,7 @@ class Serving:
                 entry.heard = time.monotonic()
                 if sampled.finish_reason:
                     self._forget(entry)
-                chunk = Chunk(
-                    request_id=entry.request_id,
-                    offset=entry.sent,
-                    finish_reason=sampled.finish_reason,
-                    kv=self._engine.kv,
-                )
-                entry.sent += len(sampled)
-                self._reply(entry.actor, chunk, sampled)
+                self._send(entry, sampled)
         except RequestRefused as error:
             self._forget(entry)
             self._end_answer(entry.actor, entry.request_id, "error", str(error), offset=entry.sent)
@@ -245,6 +241,21 @@ class Serving:
             # A bug of this generator: tell the actor at once, so that it does not wait for its timeout.
             log.exception("request %s of actor %r ended by a fault", entry.request_id, entry.actor)
             self._give_up(entry, f"a fault of the generator: {error!r}")
+
+    def _send(self, entry: OpenRequest, sampled: Sampled) -> None:
+        """Send newly sampled tokens. Rows of experts for which there is no room go before, without tokens."""
+        *before, last = pieces(sampled.routes, MAX_ROUTE_BYTES)
+        for routes in before:
+            chunk = Chunk(request_id=entry.request_id, offset=entry.sent, kv=self._engine.kv)
+            self._reply(entry.actor, chunk, replace(NOTHING, routes=routes))
+        chunk = Chunk(
+            request_id=entry.request_id,
+            offset=entry.sent,
+            finish_reason=sampled.finish_reason,
+            kv=self._engine.kv,
+        )
+        entry.sent += len(sampled)
+        self._reply(entry.actor, chunk, replace(sampled, routes=last))
 
     def _give_up(self, entry: OpenRequest, why: str) -> None:
         """End a request that is not at fault, so that its actor sends it to a different generator."""
@@ -263,4 +274,5 @@ class Serving:
         self._open.remove(entry)
 
     def _reply(self, actor: bytes, chunk: Chunk, sampled: Sampled) -> None:
-        self.send([actor, *encode_arrays(chunk, sampled.arrays)])
+        routes = {} if sampled.routes is None else sampled.routes.arrays
+        self.send([actor, *encode_arrays(chunk, sampled.arrays | routes)])

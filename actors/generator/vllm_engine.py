@@ -20,6 +20,7 @@ from actors.generator.engine import Request
 from actors.generator.gpus import check_platform
 from actors.generator.requests import stamp
 from actors.generator.vllm_plugin import is_registered
+from actors.generator.vllm_routes import RouteReader, allow_on_cpu
 from actors.generator.vllm_settings import engine_arguments, import_vllm, prepare_environment, warm_up_prompts
 from actors.generator.vllm_stats import SchedulerGauges, stat_logger, why_crowded
 from actors.generator.weights.staging import tensor_table
@@ -79,6 +80,7 @@ class VllmEngine:
         check_platform(config, current_platform)
         arguments = engine_arguments(config, model=model, seed=seed, cpu=current_platform.is_cpu())
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
+        allow_on_cpu()
         stats = SchedulerGauges()
         llm = AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**arguments), stat_loggers=[stat_logger(stats)])
         engine = cls(llm, config.kv_on_update_used, config.stream_interval, stats)
@@ -133,7 +135,7 @@ class VllmEngine:
         from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
         await self._open.wait()
-        sent = 0
+        sent, routes = 0, self._route_reader(request)
         seen: list[tuple[int, int]] = []
         try:
             prompt, sampling = self._prompt(request), self._sampling(request)
@@ -156,6 +158,9 @@ class VllmEngine:
                     np.array(answer.logprobs.logprobs, np.float32),
                     stamp(starts, sent, sent + count),
                     finish_reason,
+                    routes=None
+                    if routes is None
+                    else routes.take(self._rows(request.id, answer), sent + count),
                 )
                 sent += count
         except (VLLMClientError, GracefulHTTPError, ValueError) as error:
@@ -235,15 +240,30 @@ class VllmEngine:
             output_kind=RequestOutputKind.DELTA,
             stream_interval=self._interval,
             skip_clone=True,
+            routed_experts_prompt_start=request.routes_from or 0,
         )
 
+    def _route_reader(self, request: Request) -> RouteReader | None:
+        if request.routes_from is None or not self._llm.vllm_config.aux_output_config.enabled:
+            return None
+        return RouteReader(request.routes_from, len(request.prompt))
+
+    def _rows(self, request_id: str, answer: Any) -> list[Any]:
+        """Return all rows of experts that vLLM has for a request."""
+        if answer.routed_experts is not None:
+            return [answer.routed_experts]
+        rows: list[Any] = self._state(request_id).routed_experts_chunks
+        return rows
+
     def _starts(self, request_id: str) -> list[tuple[int, int]]:
-        # vLLM publishes the version spans only with the last output, but records them at each step. Reading
+        return [(int(version), first) for version, first in self._state(request_id).weight_version_starts]
+
+    def _state(self, request_id: str) -> Any:
+        # vLLM publishes version spans and experts only with the last output, but records them at each step. Reading
         # that record gives exact versions for a chunk that spans an update.
         processor = self._llm.output_processor
         for internal in processor.external_req_ids.get(request_id, ()):
-            starts = processor.request_states[internal].weight_version_starts
-            return [(int(version), first) for version, first in starts]
+            return processor.request_states[internal]
         raise RuntimeError(f"vLLM has forgotten the running request {request_id}")
 
     def _fail(self, where: str, error: BaseException) -> EngineFailed:

@@ -79,6 +79,7 @@ def engine_arguments(config: GeneratorConfig, *, model: str, seed: int, cpu: boo
         # Log-probabilities under the distribution sampled from. vLLM's default is the raw distribution.
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
+        "enable_return_routed_experts": config.routes,
         "worker_extension_cls": WORKER_EXTENSION,
         "weight_transfer_config": {"backend": BACKEND},
     }

@@ -1,9 +1,11 @@
 """Chunks of an answer: their tokens, and whether they continue the tokens that came before. Pure."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from actors.generator_client.connection import Arrived
-from actors.sampled import FinishReason, Sampled, nothing
+from actors.sampled import FinishReason, Routes, Sampled, nothing, routes_in, together
 from protocol.arrays import SAMPLED_ARRAYS, TOKEN_ARRAYS
 from protocol.codec import unpack_arrays
 from protocol.errors import ProtocolError
@@ -50,9 +52,25 @@ def sampled_of(arrived: Arrived, peer: str) -> Sampled:
     try:
         arrays = unpack_arrays(chunk.arrays, arrived.frames[0])
         typed = {name: arrays[name].astype(TOKEN_ARRAYS[name], copy=False) for name in SAMPLED_ARRAYS}
-        sampled = Sampled(**typed, finish_reason=finish_reason, kv=chunk.kv, generator=peer)
+        sampled = Sampled(
+            **typed, finish_reason=finish_reason, kv=chunk.kv, generator=peer, routes=routes_in(arrays)
+        )
     except (ProtocolError, ValueError, KeyError, IndexError) as error:
         raise AnswerInterrupted(f"chunk without usable arrays: {error!r}") from None
     if not np.isfinite(sampled.logp_behaviour).all():
         raise AnswerInterrupted("chunk with a log-probability that is not finite")
     return sampled
+
+
+def with_held(sampled: Sampled, held: list[Routes]) -> Sampled:
+    """Return tokens with the rows of experts that came before them, which are removed from ``held``.
+
+    Rows that come without tokens are held, because a turn begins with its first token.
+    """
+    if sampled.routes is not None:
+        held.append(sampled.routes)
+    if not len(sampled) or not held:
+        return replace(sampled, routes=None)
+    routes = together(held)
+    held.clear()
+    return replace(sampled, routes=routes)

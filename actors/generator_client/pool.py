@@ -9,10 +9,10 @@ from contextlib import aclosing
 from pathlib import Path
 
 from actors.errors import GenerationFailed, NoGenerator, TurnRefused
-from actors.generator_client.chunks import AnswerInterrupted, check_offset, sampled_of
+from actors.generator_client.chunks import AnswerInterrupted, check_offset, sampled_of, with_held
 from actors.generator_client.connection import Arrived, GeneratorConnection, order
 from actors.generator_client.turn_request import TurnRequest, generate_message, why_complete
-from actors.sampled import Sampled, nothing
+from actors.sampled import Routes, Sampled, nothing
 from protocol.codec import encode
 from protocol.errors import KeysUnusable
 from protocol.messages.generators import Abort, GeneratorInfo
@@ -217,14 +217,14 @@ class GeneratorPool:
         inbox: asyncio.Queue[Arrived | None] = asyncio.Queue()
         generator.streams[request_id] = inbox
         generator.send(generate_message(request_id, request, received))
-        over, have = False, 0
+        over, have, held = False, 0, list[Routes]()
         try:
             while not over:
                 arrived = await self._next(generator, inbox)
                 self.chunks += 1
                 chunk = arrived.chunk
                 over = chunk.finish_reason != ""
-                sampled = sampled_of(arrived, generator.info.peer)
+                sampled = with_held(sampled_of(arrived, generator.info.peer), held)
                 check_offset(chunk, have, len(sampled))
                 have += len(sampled)
                 if len(sampled) or sampled.finish_reason:

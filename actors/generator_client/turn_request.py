@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -9,6 +10,8 @@ from actors.sampled import FinishReason, Sampled
 from protocol.codec import Frames, encode_arrays
 from protocol.messages.generators import Generate
 from protocol.messages.tasks import Sampling
+
+Known = TypeVar("Known", int, int | None)
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class TurnRequest:
     preferred: str = ""
     begun: int = 0
     """Tokens at the end of ``prompt`` that belong to this turn already. They change the seed."""
+    routes_from: int | None = None
+    """First token of ``prompt`` whose experts are not known; None: nobody wants to know them."""
 
 
 def why_complete(request: TurnRequest, received: Sequence[Sampled]) -> FinishReason:
@@ -54,6 +59,19 @@ def generate_message(request_id: str, request: TurnRequest, received: Sequence[S
         seed=None if seed is None else (seed + 1_000_003 * request.turn + 7_919 * begun) % 2**31,
         stop_token_ids=list(request.stop_token_ids),
         min_policy_version=request.min_policy_version,
+        routes_from=routed(request.routes_from, received),
     )
     prompt = [np.array(request.prompt, np.int32), *(sampled.token_ids for sampled in received)]
     return encode_arrays(message, {"token_ids": np.concatenate(prompt)})
+
+
+def routed(known: Known, received: Sequence[Sampled]) -> Known:
+    """Return the first token of a turn's context whose experts are not known, once these tokens are here.
+
+    Args:
+        known: the same before they came; None: nobody wants to know.
+    """
+    for sampled in received:
+        if known is not None and sampled.routes is not None:
+            known = sampled.routes.reach(known)
+    return known

@@ -11,6 +11,7 @@ from typing import Any
 from envs.rows.judge import asks_own_judge
 from launch.run_file.method_effect import settings_without_effect
 from launch.run_file.method_rules import method_contradictions
+from launch.run_file.replay_rules import routes_untold
 from launch.run_file.sections import RunConfig
 from learner.settings.advantages import GaeAdvantage
 from learner.settings.lora import ALL_LINEAR
@@ -232,6 +233,7 @@ def _roles(config: RunConfig) -> Iterator[str]:
             f"generator.weights_http is {relay}, but generator.count is {config.generator.count}: one port cannot "
             "serve several processes; use port 0"
         )
+    yield from routes_untold(config)
     yield from stages_too_low(config)
     if config.generator.backend == "http" and not config.generator.url:
         yield 'generator.backend is "http" but generator.url is empty; name the server, e.g. http://127.0.0.1:8000'

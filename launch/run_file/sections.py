@@ -190,7 +190,7 @@ class RunConfig(Section):
     def _derived(cls, data: Any) -> Any:
         """Fill in values that follow from other values, where the run file leaves them out."""
         # Values of a wrong type are reported by the fields themselves.
-        return _with_rate(_with_constant(_with_longest(data)))
+        return _with_routes(_with_rate(_with_constant(_with_longest(data))))
 
     @property
     def local_models(self) -> bool:
@@ -239,6 +239,16 @@ def _with_rate(data: Any) -> Any:
         return data
     optimizer = {**optimizer, "lr": TINY_LR if tiny else ADAPTERS_LR}
     return {**data, "learner": {**learner, "optimizer": optimizer}}
+
+
+def _with_routes(data: Any) -> Any:
+    """Return a run file's content with generators that record experts, if the learner replays them."""
+    generator, learner = _table(data, "generator"), _table(data, "learner")
+    if _table(learner, "algorithm").get("routes") != "behaviour" or "routes" in generator:
+        return data
+    if not isinstance(data.get("generator", {}), dict):
+        return data
+    return {**data, "generator": {**generator, "routes": True}}
 
 
 def _with_constant(data: Any) -> Any:

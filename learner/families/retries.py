@@ -21,6 +21,7 @@ from protocol.messages.tasks import TaskStart
 
 OUTCOME = "reflection"
 """Outcome of reflections."""
+EMPTY = np.empty(0, np.uint8)
 _KEPT = re.compile(r"\bkeep\s+(\d{1,4})\b", re.IGNORECASE)
 
 
@@ -98,12 +99,15 @@ def behind_prompt(t: Trajectory, prompt: NDArray[np.int32]) -> Trajectory:
     first, *later = t.turns or [Turn(0, 0, end, False)]
     turns = [msgspec.structs.replace(first, end=front)]
     turns += [msgspec.structs.replace(turn, start=turn.start + moved, end=turn.end + moved) for turn in later]
+    stays = t.routed_token >= end
     return replace(
         t,
         token_ids=np.concatenate([prompt, t.token_ids[end:]]),
         action_mask=np.concatenate([np.zeros(front, np.bool_), t.action_mask[end:]]),
         logp_behaviour=np.concatenate([np.zeros(front, np.float32), t.logp_behaviour[end:]]),
         policy_version=np.concatenate([np.full(front, -1, np.int32), t.policy_version[end:]]),
+        routed_token=t.routed_token[stays] + np.int32(moved),
+        routed_experts=t.routed_experts.reshape(len(stays), -1)[stays].reshape(-1) if stays.any() else EMPTY,
         turns=turns if t.turns else [],
     )
 

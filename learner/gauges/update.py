@@ -125,6 +125,12 @@ METHODS = table(
         ),
         Gauge("learner/clip_moves", "moves", "how often balancing moved a bound"),
         Gauge(
+            "learner/routes_known_share",
+            "share",
+            "share of the input tokens whose experts in the generator were known and replayed; the others went through "
+            "the experts that the routers choose now",
+        ),
+        Gauge(
             "learner/rerouted_share",
             "share",
             "share of the replayed choices of experts that the routers would not make any more",

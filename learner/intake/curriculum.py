@@ -163,7 +163,7 @@ class Curriculum:
 
         The answers to one task follow each other.
         """
-        sampling = self._sampling(temperature=of.temperature, top_p=of.top_p)
+        sampling = self._sampling(temperature=of.temperature, top_p=of.top_p, train=False)
         ids = [names.evaluation_id(self.epoch, tag, i) for i in range(of.answers)]
         only = {"env": of.env} if of.env else {}
         return [
@@ -275,7 +275,7 @@ class Curriculum:
         self.outstanding[group_id] = self.outstanding.get(group_id, []) + tasks
         return tasks
 
-    def _sampling(self, *, temperature: float, top_p: float = 1.0) -> Sampling:
+    def _sampling(self, *, temperature: float, top_p: float = 1.0, train: bool = True) -> Sampling:
         return Sampling(
             temperature=temperature,
             top_p=top_p,
@@ -284,5 +284,5 @@ class Curriculum:
             max_context_tokens=self.config.sampling.max_context_tokens,
             stop=list(self.config.sampling.stop),
             include_stop=self.config.sampling.include_stop,
-            routes=self.config.algorithm.routes == "behaviour",
+            routes=train and self.config.algorithm.routes == "behaviour",
         )

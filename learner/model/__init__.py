@@ -1,5 +1,5 @@
 """Changes of a model that is trained.
 
 - `lora`: adapters of low rank, and what they add to the weights.
-- `routes`: replays the choice of experts.
+- `routes`: replays the choice of experts. `routers`: the layers that choose.
 """

@@ -48,6 +48,13 @@ class UpdateOutcome:
     routes: float = 0.0
     """Choices of an expert that were replayed, see `learner.model.routes`; the router chose others for ``rerouted``."""
     rerouted: float = 0.0
+    routed_inputs: float = 0.0
+    """Input tokens with experts of the generator, of ``route_inputs`` in all."""
+    route_inputs: float = 0.0
+
+    def take_routes(self, counts: Tensor) -> None:
+        """Take over the counts of `learner.model.routes.RouteReplay.end`, summed over the ranks."""
+        self.routes, self.rerouted, self.routed_inputs, self.route_inputs = counts.tolist()
 
     @property
     def applied(self) -> int:

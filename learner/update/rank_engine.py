@@ -112,7 +112,7 @@ class RankEngine:
             state=first_state(algorithm),
             sharing=policy.sharing if config.share_prefixes else 0,
             copies=self.copies,
-            routes=RouteReplay(policy.lm) if algorithm.routes == "proximal" else None,
+            routes=None if algorithm.routes == "current" else RouteReplay(policy.lm, algorithm.routes),
         )
 
     def free(self) -> None:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from learner.config import LearnerConfig
 from learner.errors import HostsDiffer
-from learner.update.batching.batch import Batch, BatchBranches
+from learner.update.batching.batch import Batch, BatchBranches, BatchRoutes
+from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN
 from protocol.codec import pack_arrays, unpack_arrays
 from protocol.messages.array_specs import ArraySpec
 
@@ -164,6 +165,11 @@ def encode_batch(
         "loss_mask": batch.loss_mask.astype(np.uint8),
         "seen_mask": batch.seen_mask.astype(np.uint8),
         **_encoded_branches(batch.branches),
+        **(
+            {}
+            if batch.routes is None
+            else {ROUTED_TOKEN: batch.routes.token, ROUTED_EXPERTS: batch.routes.experts}
+        ),
         **{COLUMN + name: column for name, column in batch.columns.items()},
     }
     specs, body = pack_arrays(arrays)
@@ -182,6 +188,7 @@ def decode_batch(command: RunUpdate | RunEstimate, body: bytes) -> Batch:
         loss_mask=arrays["loss_mask"].astype(np.bool_),
         seen_mask=arrays["seen_mask"].astype(np.bool_),
         branches=_decoded_branches(arrays),
+        routes=BatchRoutes(arrays[ROUTED_TOKEN], arrays[ROUTED_EXPERTS]) if ROUTED_TOKEN in arrays else None,
         columns={
             name.removeprefix(COLUMN): array for name, array in arrays.items() if name.startswith(COLUMN)
         },

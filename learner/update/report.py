@@ -103,6 +103,8 @@ def _step_metrics(outcome: UpdateOutcome) -> dict[str, float]:
         }
     if outcome.routes:
         metrics["learner/rerouted_share"] = outcome.rerouted / outcome.routes
+    if outcome.route_inputs:
+        metrics["learner/routes_known_share"] = outcome.routed_inputs / outcome.route_inputs
     if outcome.state is not None:
         metrics["learner/dual_variable"] = outcome.state.dual
         metrics["learner/entropy_coefficient"] = outcome.state.entropy_coefficient

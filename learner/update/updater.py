@@ -84,7 +84,7 @@ class Updater:
         self.state = state_at(self.config.algorithm, self.state, step)
         mini_batches = self._mini_batches(batch, algorithm)
         # With a single step the current policy is the proximal one, and so are its routes.
-        routes = self.routes if len(mini_batches) > 1 else None
+        routes = self.routes if len(mini_batches) > 1 or (self.routes and self.routes.given) else None
         scores = self._scores(batch, mini_batches, algorithm, routes)
         objective = make_objective(algorithm)
         recorder = TokenRecorder(int(batch.seen_mask.sum()), self.ranks)
@@ -106,7 +106,7 @@ class Updater:
         outcome = recorder.finish([m.micro_batches for m in mini_batches], passes=algorithm.passes)
         outcome.critic_only = self._warming_up
         if routes is not None:
-            outcome.routes, outcome.rerouted = sum_over_ranks(routes.end(), self.ranks).tolist()
+            outcome.take_routes(sum_over_ranks(routes.end(), self.ranks))
         if outcome.tokens["seen"].any() and not outcome.nonfinite:
             self.state = after_update(algorithm, self.state, entropy=outcome.mean("entropy"))
         outcome.state = self.state
@@ -121,7 +121,7 @@ class Updater:
     ) -> list[list[Scores]]:
         """Score all mini-batches, and record the routes of the pass that scores them, if they are to be replayed."""
         if routes is not None:
-            routes.begin(len(batch.token_ids))
+            routes.begin(len(batch.token_ids), batch.routes)
         scores = score_mini_batches(
             self.forward,
             self.frozen,
@@ -142,6 +142,8 @@ class Updater:
     def estimate(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """Return values and log-probabilities of the batch's seen tokens: see `estimates.estimate_tokens`."""
         critic = self.config.algorithm.critic
+        if self.routes is not None and self.routes.given:
+            self.routes.begin(len(batch.token_ids), batch.routes)
         return estimate_tokens(
             self.forward,
             self.critic,
@@ -223,10 +225,7 @@ class Updater:
                 backward(loss, i == len(micro_batches) - 1)
 
     def _trains_critic(self, mini_batch: MiniBatch) -> bool:
-        """Return whether a separate critic has a gradient.
-
-        Without a gradient it must not step, because momentum would still move it.
-        """
+        """Return whether a separate critic has a gradient; without one it must not step, as momentum would move it."""
         return self.critic is not None and mini_batch.values
 
     def _trains_policy(self, mini_batch: MiniBatch) -> bool:

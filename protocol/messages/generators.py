@@ -104,8 +104,7 @@ class Stay(Message, tag="stay", frozen=True):
 class Chunk(Message, tag="chunk", frozen=True):
     """Newly sampled tokens: arrays ``token_ids``, ``logp_behaviour``, ``policy_version`` in the body.
 
-    Since 4.4 it may have ``routed_experts``: rows that go on where those of the request's earlier chunks end, see
-    `protocol.arrays`.
+    Since 4.4 it may have ``routed_token`` and ``routed_experts``, see `protocol.arrays`.
     """
 
     request_id: Name

@@ -116,7 +116,7 @@ def gradients(first, lm, batch, *, budget, width, checkpointing=False):
     weights = weights_of_tokens(batch)[torch.from_numpy(batch.seen_mask)]
     for part in micro_batches:
         (weights[torch.from_numpy(part.token)] * outputs(part)).sum().backward()
-    replayed, changed = replay.end().tolist()
+    replayed, changed, *_ = replay.end().tolist()
     return {name: p.grad for name, p in lm.named_parameters()}, changed / replayed
 
 

@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.algorithms.staleness import assert_lag_bound, loss_mask
+from learner.errors import RoutesUnknown
 from learner.trajectory import Trajectory
 from learner.update.credit_assignment import TokenAdvantages
-from protocol.arrays import Float32s, Int64s
+from protocol.arrays import Experts, Float32s, Int64s
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +25,16 @@ class BatchBranches:
     """Index of each branch's tokens among the tokens of all trajectories, [ΣL]."""
     own: NDArray[np.bool_]
     """Whether no earlier branch of the trajectory has the token, [ΣL]."""
+
+
+@dataclass(frozen=True, eq=False)
+class BatchRoutes:
+    """Experts that tokens of a batch went through in the generators."""
+
+    token: NDArray[np.int32]
+    """Index of each row's token among the tokens of all trajectories, [n]."""
+    experts: Experts
+    """Rows of experts in all layers, row behind row, [n * width]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +57,8 @@ class Batch:
     """Numbers of each token by name, [ΣT] each, see `make_batch`."""
     branches: "BatchBranches | None" = None
     """Branches of the trajectories; None: each has one."""
+    routes: BatchRoutes | None = None
+    """Experts of tokens; None: nothing is known of any."""
 
     @property
     def starts(self) -> Int64s:
@@ -122,6 +135,7 @@ def make_batch(
         seen_mask=loss_mask | credit.value | imitation,
         columns={name: np.ascontiguousarray(column, dtype=np.float32) for name, column in columns.items()},
         branches=_branches(trajectories),
+        routes=_routes(trajectories),
     )
 
 
@@ -137,6 +151,21 @@ def _branches(trajectories: Sequence[Trajectory]) -> BatchBranches | None:
         places=np.concatenate(places).astype(np.int32),
         own=np.concatenate([branch.own for _, branch in found]),
     )
+
+
+def _routes(trajectories: Sequence[Trajectory]) -> BatchRoutes | None:
+    if not any(len(t.routed_token) for t in trajectories):
+        return None
+    widths = {len(t.routed_experts) // len(t.routed_token) for t in trajectories if len(t.routed_token)}
+    if len(widths) > 1:
+        raise RoutesUnknown(
+            f"generators sent {' and '.join(map(str, sorted(widths)))} experts for a token; all must serve one model"
+        )
+    starts = np.cumsum([0, *(len(t) for t in trajectories[:-1])])
+    tokens = [start + t.routed_token for start, t in zip(starts, trajectories, strict=True)]
+    rows = [t.routed_experts for t in trajectories if len(t.routed_token)]
+    experts: Experts = np.concatenate(rows)  # type: ignore[assignment]
+    return BatchRoutes(np.concatenate(tokens).astype(np.int32), experts)
 
 
 def _is_good(t: Trajectory, smallest_return: float) -> bool:

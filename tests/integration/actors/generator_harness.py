@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from actors.config import GeneratorConfig
 from actors.generator.process import serve_generator
+from actors.sampled import routes_in
 from protocol.codec import encode, encode_arrays, unpack_arrays
 from protocol.envelopes import messages_in
 from protocol.messages.any_message import AnyMessage
@@ -79,6 +80,8 @@ class Answer:
     finish_reason: str = ""
     error: str = ""
     kv: str = ""
+    routes: dict[int, list[int]] = field(default_factory=dict)
+    """Experts by position in the prompt and the answer."""
 
 
 class ActorStub:
@@ -114,6 +117,10 @@ class ActorStub:
         answer.ids += arrays["token_ids"].tolist()
         answer.logps += arrays["logp_behaviour"].tolist()
         answer.versions += arrays["policy_version"].tolist()
+        rows = routes_in(arrays)
+        for token, experts in zip(rows.tokens.tolist(), rows.experts.tolist(), strict=True) if rows else ():
+            assert token not in answer.routes, "a row came twice"
+            answer.routes[token] = experts
         answer.chunks += 1
         answer.finish_reason, answer.error, answer.kv = chunk.finish_reason, chunk.error, chunk.kv
 

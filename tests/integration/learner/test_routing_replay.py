@@ -1,10 +1,13 @@
 """The learner trains a mixture of experts with the routes of the proximal policy, on one rank and on two."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from learner.config import LearnerConfig
 from learner.errors import RoutesUnknown
@@ -12,15 +15,16 @@ from learner.settings.optimizer import OptimizerConfig
 from learner.update.engine import TrainingEngine
 from tests.integration.learner.published import assert_weights_close, weights_of
 from tests.integration.learner.start_ranks import run_two_ranks
-from tests.integration.learner.tiny_mixture import save_mixture
+from tests.integration.learner.tiny_mixture import CHOSEN, save_mixture
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.integration.learner.two_ranks import method_batches, method_settings
 from tests.methods import method
-from tests.trajectories import make_batch_of_groups
+from tests.trajectories import make_batch_of_groups, with_routes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
 SHARE = "learner/rerouted_share"
+ONE_STEP = {"routes": "behaviour", "updates_per_batch": 1, "passes": 1}
 STEPS = "routes+2x2"
 """Two mini-batches in each of two passes: the second pass deals trajectories anew."""
 
@@ -33,13 +37,14 @@ def model(tmp_path_factory):
 def train(model, *, lr=1e-2, **settings):
     """Return the metrics of one update with four optimizer steps, and the trained weights."""
     algorithm = method(STEPS).model_copy(update=settings.pop("algorithm", {}))
+    batch = settings.pop("batch", None) or make_batch_of_groups(3, 4)
     config = LearnerConfig(
         **{"optimizer": OptimizerConfig(lr=lr), "micro_batch_tokens": 40, "max_policy_lag": 4} | settings,
         algorithm=algorithm,
     )
     engine = TrainingEngine(config, model=str(model), total_steps=10, seed=0)
     try:
-        report = engine.update(make_batch_of_groups(3, 4), current_version=0)
+        report = engine.update(batch, current_version=0)
         assert report.applied
         return report.metrics, weights_of(engine)
     finally:
@@ -93,12 +98,72 @@ def test_a_single_step_replays_nothing(model):
     assert SHARE not in metrics
 
 
+@pytest.fixture(scope="module")
+def given(model):
+    """Return an update with a single step, all tokens of which have experts that no router would choose."""
+    return train(model, algorithm=ONE_STEP, batch=list(map(with_routes, make_batch_of_groups(3, 4))))
+
+
+def test_given_experts_act_in_a_single_step(model, given):
+    metrics, weights = given
+    assert 0.3 < metrics[SHARE] < 0.7
+    assert 0.7 < metrics[KNOWN] < 0.95
+    plain_metrics, plain = train(model, algorithm={**ONE_STEP, "routes": "current"})
+    assert KNOWN not in plain_metrics
+    assert any(not torch.equal(weights[name], plain[name]) for name in plain)
+
+
+def test_nothing_given_is_plain_training(model):
+    metrics, weights = train(model, algorithm=ONE_STEP)
+    assert metrics[KNOWN] == 0
+    assert SHARE not in metrics
+    _, plain = train(model, algorithm={**ONE_STEP, "routes": "current"})
+    assert all(torch.equal(weights[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gradient_checkpointing": True},
+        {"share_prefixes": False},
+        {"micro_batch_tokens": 400},
+        {"zero_stage": 3},
+    ],
+    ids=lambda settings: "=".join(map(str, *settings.items())),
+)
+def test_how_passes_with_given_experts_are_computed_does_not_matter(model, given, settings):
+    batch = list(map(with_routes, make_batch_of_groups(3, 4)))
+    metrics, weights = train(model, algorithm=ONE_STEP, batch=batch, **settings)
+    assert metrics[SHARE] == pytest.approx(given[0][SHARE], abs=0.01)
+    assert_weights_close(weights, given[1], atol=2e-4)
+
+
+def test_given_experts_of_the_proximal_policy_are_routing_replay(model, replayed):
+    """R3 with the experts that the learner's weights choose is R2."""
+    lm = AutoModelForCausalLM.from_pretrained(model).float().eval()
+    batch = []
+    for t in make_batch_of_groups(3, 4):
+        with torch.no_grad():
+            logits = lm(torch.from_numpy(t.token_ids)[None].long(), output_router_logits=True).router_logits
+        rows = torch.stack([layer.topk(CHOSEN).indices for layer in logits], dim=1).numpy().astype(np.uint8)
+        every = np.arange(len(t), dtype=np.int32)
+        batch.append(replace(t, routed_token=every, routed_experts=rows.reshape(-1)))
+    metrics, weights = train(model, algorithm={"routes": "behaviour"}, batch=batch)
+    assert metrics[KNOWN] == 1
+    # The pass that scores the batch replays, too, and changes nothing: it is one of three over the batch.
+    assert metrics[SHARE] == pytest.approx(replayed[0][SHARE] * 2 / 3, abs=0.01)
+    assert_weights_close(weights, replayed[1], atol=2e-4)
+
+
 def test_a_dense_model_is_refused_at_the_start(tmp_path):
     with pytest.raises(RoutesUnknown, match='set it to "current"'):
         train(save(tiny_model(tied=True, seed=0), tmp_path))
 
 
-CASES = {stage: f"{stage}-float32-{STEPS}" for stage in (0, 1, 2, 3)}
+GIVEN = "given+2x2"
+KNOWN = "learner/routes_known_share"
+CASES = {(stage, steps): f"{stage}-float32-{steps}" for steps in (STEPS, GIVEN) for stage in (0, 1, 2, 3)}
+CASES = {key: case for key, case in CASES.items() if key[1] == STEPS or key[0] in (0, 3)}
 
 
 @pytest.fixture(scope="module")
@@ -109,21 +174,25 @@ def two_ranks(model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_rank(model):
-    """Return the metrics of two updates on one rank, and the trained weights."""
-    engine = TrainingEngine(
-        LearnerConfig(**method_settings(STEPS, 1)), model=str(model), total_steps=10, seed=5
-    )
-    try:
-        metrics = [engine.update(batch, current_version=2).metrics for batch in method_batches()]
-        return metrics, weights_of(engine)
-    finally:
-        engine.close()
+    """Return by method the metrics of two updates on one rank, and the trained weights."""
+
+    def trained(steps):
+        settings = LearnerConfig(**method_settings(steps, 1))
+        engine = TrainingEngine(settings, model=str(model), total_steps=10, seed=5)
+        try:
+            metrics = [engine.update(batch, current_version=2).metrics for batch in method_batches(steps)]
+            return metrics, weights_of(engine)
+        finally:
+            engine.close()
+
+    return {steps: trained(steps) for steps in (STEPS, GIVEN)}
 
 
-@pytest.mark.parametrize("stage", CASES)
-def test_two_ranks_replay_what_either_recorded(two_ranks, one_rank, stage):
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_replay_what_either_recorded_or_was_given(two_ranks, one_rank, case):
     """In the second pass a rank trains trajectories whose routes the other rank has recorded."""
-    out, (expected, weights) = two_ranks / CASES[stage], one_rank
+    out, (expected, weights) = two_ranks / CASES[case], one_rank[case[1]]
     for metrics, alone in zip(json.loads((out / "result.json").read_text()), expected, strict=True):
         assert metrics[SHARE] == pytest.approx(alone[SHARE], abs=0.01)
+        assert metrics.get(KNOWN) == alone.get(KNOWN)
     assert_weights_close(load_file(out / "trained.safetensors"), weights, atol=1e-4)

@@ -28,7 +28,7 @@ from tests.integration.learner.large.gradient_sums import gradient_errors
 from tests.integration.learner.large.loading import loaded
 from tests.integration.learner.published import weights_of
 from tests.methods import method
-from tests.trajectories import make_batch_of_groups, make_group
+from tests.trajectories import make_batch_of_groups, make_group, with_routes
 
 OPTIMIZER = OptimizerConfig(lr=1e-3, eps=1e-5, max_grad_norm=0.5)
 ADAPTERS, SUMS, RESUME = "adapters", "sums", "resume"
@@ -62,12 +62,16 @@ def method_settings(name, processes):
     }
 
 
-def method_batches():
-    """Return two batches with lags 0 to 2, behaviour policies near the current one, and unequal lengths."""
-    return [
+def method_batches(name=""):
+    """Return two batches with lags 0 to 2, behaviour policies near the current one, and unequal lengths.
+
+    For a method with given experts, tokens have them.
+    """
+    batches = [
         [*make_batch_of_groups(2, 3, version=2), *make_group("h", [0.1, 0.9, 0.4], version=1, spread=0.2)],
         [*make_batch_of_groups(1, 4, version=0), *make_group("i", [1.0, 0.0, 0.3], version=2, spread=0.2)],
     ]
+    return [list(map(with_routes, batch)) for batch in batches] if name.startswith("given") else batches
 
 
 def equal(a, b):
@@ -115,7 +119,8 @@ def lead_resumed(engine, out):
 
 
 def lead_method(engine, out):
-    metrics = [engine.update(batch, current_version=2).metrics for batch in method_batches()]
+    name = out.name.split("-")[2]
+    metrics = [engine.update(batch, current_version=2).metrics for batch in method_batches(name)]
     save_file(weights_of(engine), out / "trained.safetensors")
     (out / "result.json").write_text(json.dumps(metrics))
 

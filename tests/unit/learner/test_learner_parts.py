@@ -20,7 +20,7 @@ from learner.update.outcome import ROWS, UpdateOutcome
 from learner.update.ranks import RunUpdate, decode_batch, encode_batch
 from learner.update.report import make_report
 from learner.warmstart import _endless_order
-from tests.trajectories import batch_of, make_batch_of_groups, make_trajectory
+from tests.trajectories import batch_of, make_batch_of_groups, make_trajectory, with_routes
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
@@ -39,11 +39,17 @@ def test_cosine_is_half_way_down_in_the_middle():
 
 def test_a_batch_survives_the_journey_to_another_rank():
     trajectories = make_batch_of_groups(2, 3)
-    batch = batch_of(trajectories, np.arange(6.0))
+    assert batch_of(trajectories).routes is None
+    batch = batch_of([trajectories[0], *map(with_routes, trajectories[1:])], np.arange(6.0))
     copy = decode_batch(*encode_batch(RunUpdate, batch))
+    first = len(trajectories[0])
+    assert copy.routes.token.tolist()[:4] == [first, first + 1, first + 2, first + 3]
+    for name in ("token", "experts"):
+        assert getattr(batch.routes, name).dtype == getattr(copy.routes, name).dtype
+        assert getattr(batch.routes, name).tolist() == getattr(copy.routes, name).tolist()
     assert batch.columns.keys() == copy.columns.keys()
     assert batch.branches is copy.branches is None
-    rest = vars(batch).keys() - {"columns", "branches"}
+    rest = vars(batch).keys() - {"columns", "branches", "routes"}
     pairs = [(getattr(batch, name), getattr(copy, name)) for name in rest]
     for a, b in [*pairs, *((batch.columns[name], copy.columns[name]) for name in batch.columns)]:
         assert a.dtype == b.dtype

@@ -1,0 +1,87 @@
+"""Rows of experts on their way from segments to a trajectory, and what becomes of them when it is changed."""
+
+import numpy as np
+import pytest
+
+from learner.errors import BrokenTrajectory, RoutesUnknown
+from learner.families.retries import behind_prompt
+from learner.replay.file import decode_item, encode_item
+from learner.segments import assemble
+from protocol.arrays import SegmentArrays
+from protocol.messages.segments import Segment, Turn
+from tests.trajectories import batch_of, make_trajectory, with_routes
+
+
+def segments(*rows, tokens=3, dtype=np.uint8):
+    """Return segments of three tokens each, with these pairs (token, experts)."""
+    found = []
+    for index, pairs in enumerate(rows):
+        offset = index * tokens
+        action = int(index > 0)
+        header = Segment(
+            trajectory_id="t.0", task_id="t", group_id="g", group_size=1, index=index, offset=offset, tokens=tokens,
+            action_tokens=tokens * action, status="finished" if index + 1 == len(rows) else "unfinished",
+            turns=[Turn(index, offset, offset + tokens, bool(action))],
+        )  # fmt: skip
+        arrays = {
+            "token_ids": np.arange(tokens, dtype=np.int32),
+            "action_mask": np.full(tokens, action, np.uint8),
+            "logp_behaviour": np.full(tokens, -1.0 * action, np.float32),
+            "policy_version": np.full(tokens, action - 1, np.int32),
+        }
+        if pairs:
+            arrays["routed_token"] = np.array([token for token, _ in pairs], np.int32)
+            arrays["routed_experts"] = np.array([e for _, experts in pairs for e in experts], dtype)
+        found.append(SegmentArrays(header, arrays))
+    return found
+
+
+def test_the_first_row_of_a_token_counts_and_tokens_may_have_none():
+    t = assemble(segments([], [(0, [1, 2]), (4, [3, 0])], [(4, [9, 9]), (2, [5, 6])]))
+    assert t.routed_token.tolist() == [0, 2, 4]
+    assert t.routed_experts.tolist() == [1, 2, 5, 6, 3, 0]
+    assert assemble(segments([], [(1, [300])], dtype=np.int16)).routed_experts.tolist() == [300]
+    assert not len(assemble(segments([], [])).routed_token)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([(0, [1, 2]), (1, [1])], r"numbers; all must have as many"),
+        ([(6, [1, 2])], "of tokens 6 to 6, it has 6 tokens"),
+        ([(-1, [1, 2])], "of tokens -1 to -1"),
+        ([(0, [])], "numbers; all must have as many"),
+    ],
+)
+def test_rows_that_fit_no_token_break_the_trajectory(rows, words):
+    with pytest.raises(BrokenTrajectory, match=words):
+        assemble(segments([], rows))
+
+
+def test_segments_with_rows_of_other_widths_and_kinds_are_broken():
+    with pytest.raises(BrokenTrajectory, match=r"\[1\.0, 2\.0\] numbers"):
+        assemble(segments([(0, [1])], [(1, [1, 2])]))
+    with pytest.raises(BrokenTrajectory, match="float32"):
+        assemble(segments([], [(0, [1])], dtype=np.float32))
+    with pytest.raises(BrokenTrajectory, match="from -1 of tokens"):
+        assemble(segments([], [(0, [-1])], dtype=np.int16))
+
+
+def test_trajectories_of_two_models_do_not_form_a_batch():
+    one, two = make_trajectory("a"), make_trajectory("b")
+    with pytest.raises(RoutesUnknown, match="4 and 6 experts for a token"):
+        batch_of([with_routes(one), with_routes(two, layers=3)])
+
+
+def test_the_replay_table_keeps_them_and_another_prompt_moves_them():
+    t = with_routes(make_trajectory("a", prompt=4, actions=5))
+    again = decode_item(encode_item(t))
+    assert again.routed_token.tolist() == t.routed_token.tolist() == [0, 1, 2, 3, 5, 6, 7]
+    assert (again.routed_experts.dtype, again.routed_experts.tolist()) == (
+        np.uint8,
+        t.routed_experts.tolist(),
+    )
+    moved = behind_prompt(t, np.zeros(6, np.int32))
+    assert moved.routed_token.tolist() == [7, 8, 9]
+    assert moved.routed_experts.tolist() == t.routed_experts.reshape(7, 4)[4:].reshape(-1).tolist()
+    assert not len(behind_prompt(make_trajectory("b"), np.zeros(6, np.int32)).routed_token)
