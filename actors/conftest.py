@@ -1,4 +1,4 @@
 """Files that pytest must not import when it collects doctests."""
 
 # These files run in vLLM's worker process. Importing them needs vLLM and takes seconds.
-collect_ignore = ["vllm_worker.py", "generator/vllm_worker.py"]
+collect_ignore = ["vllm_worker.py", "generator/vllm_engine/worker.py"]

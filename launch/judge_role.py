@@ -29,7 +29,7 @@ def serve_judge(config: RunConfig, keys: Path | None, model_of_run: Callable[[Ru
         raise ConfigError(
             "there is no [judge] in the run file; add it, or name the URL of a judge in the reward"
         )
-    from actors.generator.vllm_settings import prepare_environment
+    from actors.generator.vllm_engine.settings import prepare_environment
 
     prepare_environment(config.generator.model_copy(update={"threads": config.judge.threads}))
     if key := judge_key(keys):

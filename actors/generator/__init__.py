@@ -6,8 +6,6 @@
 - `listening`: the socket for actors. `guests`: which actors are connected.
 - `serving`: the requests of actors. `open_requests`: those under way. `requests`: which are valid, and which may run.
 - `engine`: interface of an inference engine. `http_engine/`: a vLLM server run by others.
-- `vllm_engine`, `vllm_settings`, `vllm_worker`, `vllm_stats`: vLLM in a child process.
-- `vllm_routes`: the experts that vLLM chooses for each token.
-- `vllm_plugin`: ends that process with its generator. `gpus`: refuses an engine without the GPUs it was given.
+- `vllm_engine/`: vLLM in a child process. `gpus`: refuses an engine without the GPUs it was given.
 - `weights/`: brings an announced version into the engine.
 """

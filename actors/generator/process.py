@@ -104,7 +104,7 @@ async def _engine(
 
         engine = await HttpEngine.connect(config)
     else:
-        from actors.generator.vllm_engine import VllmEngine
+        from actors.generator.vllm_engine.engine import VllmEngine
 
         engine = await VllmEngine.start(config, model=model, seed=seed)
     try:

@@ -52,7 +52,7 @@ def run_bare(model: Path, config: GeneratorConfig, work: Work, pipe: Any) -> Non
 
 async def bare(model: Path, config: GeneratorConfig, work: Work, pipe: Any) -> None:
     """Run one round for each mode that comes over the pipe, until an empty string comes."""
-    from actors.generator.vllm_engine import VllmEngine
+    from actors.generator.vllm_engine.engine import VllmEngine
     from actors.render import Renderer
     from benchmarks.envs.random_prompt import PromptSuite
 

@@ -14,7 +14,7 @@ import torch
 
 from actors.config import GeneratorConfig
 from actors.generator.engine import Request
-from actors.generator.vllm_engine import VllmEngine
+from actors.generator.vllm_engine.engine import VllmEngine
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.models import MODELS, load, make_model
 from benchmarks.gpu.setting import GpuSetting

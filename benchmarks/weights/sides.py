@@ -96,7 +96,7 @@ def run_generator(model: Path, config: GeneratorConfig, shared: Path, keys: Path
 
 async def _generate(model: Path, config: GeneratorConfig, shared: Path, keys: Path | None, pipe: Any) -> None:
     from actors.generator.model_folder import read_model_facts
-    from actors.generator.vllm_engine import VllmEngine
+    from actors.generator.vllm_engine.engine import VllmEngine
     from actors.generator.weights.cache import Cache
     from actors.generator.weights.staging import Stage
 

@@ -2,7 +2,7 @@
 
 The server needs ``--enable-scale-out`` (or ``--tokens-only``) and ``--generation-config vllm --logprobs-mode
 processed_logprobs``; the engine checks the last at its start. To take new weights, it also needs
-``VLLM_SERVER_DEV_MODE=1`` and the two settings named in `actors.generator.vllm_worker`. Without these its policy
+``VLLM_SERVER_DEV_MODE=1`` and the two settings named in `actors.generator.vllm_engine.worker`. Without these its policy
 stays at version 0.
 
 The generator passes the path of a weight file, so server and generator have to share a host. Only one

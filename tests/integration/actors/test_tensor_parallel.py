@@ -3,7 +3,7 @@
 import pytest
 
 from actors.config import GeneratorConfig
-from actors.generator.vllm_plugin import is_registered
+from actors.generator.vllm_engine.plugin import is_registered
 from tests.integration.actors.divided_checks import check_divided
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

@@ -44,10 +44,13 @@ ALLOWED = {
         "self._open.wait()",
     ): "for the load of an update, which has load_deadline; else we end",
     (
-        "actors/generator/vllm_engine.py",
+        "actors/generator/vllm_engine/engine.py",
         "self._open.wait()",
     ): "for the load of an update, which has load_deadline; else we end",
-    ("actors/generator/vllm_worker.py", "done.result()"): "memory is copied; the load has load_deadline",
+    (
+        "actors/generator/vllm_engine/worker.py",
+        "done.result()",
+    ): "memory is copied; the load has load_deadline",
     (
         "actors/generator/weights/to_device.py",
         "read.result()",

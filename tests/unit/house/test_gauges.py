@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from actors.generator.requests import RequestBook
 from actors.generator.serving import Serving
-from actors.generator.vllm_stats import SchedulerGauges
+from actors.generator.vllm_engine.stats import SchedulerGauges
 from actors.generator.weights.staging import NewestWins
 from actors.generator.weights.updater import WeightUpdater
 from broker.core.gauges import gauges_of

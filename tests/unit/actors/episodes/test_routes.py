@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from actors.generator import serving
-from actors.generator.vllm_routes import RouteReader
+from actors.generator.vllm_engine.routes import RouteReader
 from actors.generator_client.chunks import with_held
 from actors.generator_client.turn_request import TurnRequest, generate_message, routed
 from actors.sampled import Routes, nothing, routes_in
 from protocol.codec import decode, unpack_arrays
+from tests.unit.actors.generator.test_generator_serving import Desk, sampled
 from tests.unit.actors.test_episode import DONE, Env, Script, play, say
-from tests.unit.actors.test_generator_serving import Desk, sampled
 
 
 def rows(*positions, width=2, dtype=np.uint8):

@@ -1,6 +1,6 @@
 """Engine on vLLM inside the generator: AsyncLLM runs in this process, vLLM's engine in one child process.
 
-`actors.generator.vllm_settings.prepare_environment` must run before anything imports torch or vllm. This module
+`actors.generator.vllm_engine.settings.prepare_environment` must run before anything imports torch or vllm. This module
 imports them only inside functions, so any code can import it.
 """
 
@@ -19,10 +19,15 @@ from actors.errors import EngineFailed, RequestRefused
 from actors.generator.engine import Request
 from actors.generator.gpus import check_platform
 from actors.generator.requests import stamp
-from actors.generator.vllm_plugin import is_registered
-from actors.generator.vllm_routes import RouteReader, allow_on_cpu
-from actors.generator.vllm_settings import engine_arguments, import_vllm, prepare_environment, warm_up_prompts
-from actors.generator.vllm_stats import SchedulerGauges, stat_logger, why_crowded
+from actors.generator.vllm_engine.plugin import is_registered
+from actors.generator.vllm_engine.routes import RouteReader, allow_on_cpu
+from actors.generator.vllm_engine.settings import (
+    engine_arguments,
+    import_vllm,
+    prepare_environment,
+    warm_up_prompts,
+)
+from actors.generator.vllm_engine.stats import SchedulerGauges, stat_logger, why_crowded
 from actors.generator.weights.staging import tensor_table
 from actors.sampled import FinishReason, Sampled, nothing
 from protocol.messages.fields import KvPolicy

@@ -1,6 +1,6 @@
 """Plugin that vLLM loads in each of its processes: the engine's process ends with its generator.
 
-With tensor parallelism the engine's process holds no worker, so the code of `actors.generator.vllm_worker` runs
+With tensor parallelism the engine's process holds no worker, so the code of `actors.generator.vllm_engine.worker` runs
 only in its children. These end with it, but without this plugin it would outlive a generator that is killed,
 and hold its devices.
 """

@@ -8,10 +8,10 @@ import os
 from typing import Any
 
 from actors.config import GeneratorConfig
-from actors.generator.vllm_plugin import PARENT
+from actors.generator.vllm_engine.plugin import PARENT
 
 BACKEND = "offbeat_file"
-WORKER_EXTENSION = "actors.generator.vllm_worker.WeightWorker"
+WORKER_EXTENSION = "actors.generator.vllm_engine.worker.WeightWorker"
 # With vLLM's default of 128, short prompts get no prefix caching at all.
 CPU_BLOCK_SIZE = 32
 CPU_STEP_TOKENS = 512

@@ -26,7 +26,7 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from actors.generator.vllm_routes import record_on_cpu
+from actors.generator.vllm_engine.routes import record_on_cpu
 from actors.generator.weights.staging import FILE_FORMAT, shares
 from actors.generator.weights.tensor_file import tensors_in
 from actors.generator.weights.to_device import DeviceReader, free_bytes
