@@ -5,7 +5,7 @@ import os
 from launch import exit_codes, run_folder
 from launch.errors import ConfigError
 from launch.preflight.decided import decided_by_hand
-from launch.processes.role_command import ranks_of, role_command, role_environment
+from launch.processes.role_command import gpu_lock, ranks_of, role_command, role_environment
 from launch.run_file.sections import RunConfig
 from learner.run_files import METRICS
 
@@ -57,4 +57,6 @@ def run_by_hand(
     if "torch.distributed.run" in command:
         command[1:3] = ["-m", "launch.ranks", str(folder)]
     env = role_environment(threads, local_model=config.local_models)
+    if role in ("learner", "generator") and config.generator.sleep_in_updates is True:
+        env |= gpu_lock(folder)
     os.execvpe(command[0], command, {**os.environ, **env})

@@ -6,7 +6,7 @@ from typing import Literal
 
 from actors.config import OWN_GPU_SHARE, GeneratorConfig
 from launch.errors import ConfigError
-from launch.placement import LEARNER, Placement
+from launch.placement import GENERATOR, LEARNER, Placement
 from launch.preflight.gpu_memory import Gpu, engine_gb, rank_gb
 from launch.preflight.memory import ModelSize, tokens_at_once
 from launch.run_file.rules import stages_too_low
@@ -15,6 +15,10 @@ from learner.config import LearnerConfig
 
 CONTEXT_SHARE = 0.05
 """Share of a GPU's memory that nobody is given where it is shared: CUDA and NCCL need memory besides tensors."""
+ASLEEP_SHARE = 0.03
+"""Share of a GPU's memory that a sleeping engine keeps: CUDA, its libraries and graphs. Estimated, not measured."""
+KEPT_MARGIN = 1.1
+"""Factor on the estimate of what a rank keeps between updates, because nobody has measured how far it is off."""
 GPU_OPERATIONS_PER_S = 4e14
 """Operations in a second with which a GPU reads prompts in bfloat16. Estimated for an H100, not measured."""
 SMALL_PARAMETERS = 20_000_000
@@ -47,7 +51,7 @@ def resolved(
     ranks = placed.posts.get(LEARNER, ())
     each = threads(config, placed, size, cores)
     learner = _learner(config.learner, ranks, gpus, each)
-    generator = _generator(config, engines, gpus, size, each)
+    generator = _generator(config, placed, gpus, size, each)
     decided = config.model_copy(update={"learner": learner, "generator": generator})
     if problems := list(stages_too_low(decided)):
         raise ConfigError("\n".join(problems))
@@ -78,7 +82,7 @@ def threads(config: RunConfig, placed: Placement, size: ModelSize | None, cores:
         return 1
     learner, generator = config.learner, config.generator
     ranks = learner.processes if LEARNER not in placed.posts or learner.offload != "none" else 0
-    here = generator.backend == "vllm" and not any(post.startswith("generator-") for post in placed.posts)
+    here = generator.backend == "vllm" and not any(post.startswith(GENERATOR) for post in placed.posts)
     engines = generator.count * generator.tensor_parallel_size if here else 0
     return max(1, cores // (ranks + engines)) if ranks + engines else 1
 
@@ -95,14 +99,17 @@ def _learner(own: LearnerConfig, ranks: Sequence[int], gpus: Sequence[Gpu], thre
 
 def _generator(
     config: RunConfig,
-    engines: dict[str, tuple[int, ...]],
+    placed: Placement,
     gpus: Sequence[Gpu],
     size: ModelSize | None,
     threads: int,
 ) -> GeneratorConfig:
     own = config.generator
+    engines = {post: places for post, places in placed.posts.items() if post != LEARNER}
     places = [place for each in engines.values() for place in each]
-    generators = [place for post, each in engines.items() if post.startswith("generator-") for place in each]
+    shared = any(post.startswith(GENERATOR) for post in placed.start_after(LEARNER))
+    sleep = shared and config.run.mode == "sync" and config.learner.nodes == 1
+    generators = [place for post, each in engines.items() if post.startswith(GENERATOR) for place in each]
     long = generators and size is not None and recompute_s(config, size.parameters) > RECOMPUTE_S
     return own.model_copy(
         update={
@@ -113,6 +120,7 @@ def _generator(
             if own.kv_on_update == "auto"
             else own.kv_on_update,
             "devices": tuple(dict.fromkeys(generators)) or own.devices,
+            "sleep_in_updates": sleep if own.sleep_in_updates == "auto" else own.sleep_in_updates,
         }
     )
 
@@ -152,14 +160,18 @@ def memory_shares(
         ConfigError: the engines of a GPU leave no memory for the learner.
     """
     stated, limit = config.generator.gpu_memory_utilization, config.learner.gpu_memory_utilization
+    asleep = placed.sleepers(config)
     shared = {place: posts for place, posts in placed.by_gpu().items() if len(posts) > 1}
     each = [
-        _engines_part(config, posts, gpus[place] if place < len(gpus) else Gpu(), size)
+        _engines_part(config, posts, gpus[place] if place < len(gpus) else Gpu(), size, sleep=bool(asleep))
         for place, posts in shared.items()
     ]
     share = math.floor(100 * min([OWN_GPU_SHARE, *each])) / 100 if isinstance(stated, str) else stated
-    engines = max((len(posts) - 1 for posts in shared.values() if LEARNER in posts), default=0)
-    left = 1.0 - CONTEXT_SHARE - engines * share if engines else 1.0
+    beside = [[post for post in posts if post != LEARNER] for posts in shared.values() if LEARNER in posts]
+    kept = max(
+        (sum(ASLEEP_SHARE if post in asleep else share for post in posts) for posts in beside), default=0.0
+    )
+    left = 1.0 - CONTEXT_SHARE - kept if beside else 1.0
     if left <= 0 and isinstance(limit, str):
         raise ConfigError(
             f"generator.gpu_memory_utilization is {share:g}, which leaves the learner nothing of a GPU that it shares "
@@ -168,8 +180,14 @@ def memory_shares(
     return share, round(left, 2) if isinstance(limit, str) else limit
 
 
-def _engines_part(config: RunConfig, posts: Sequence[str], gpu: Gpu, size: ModelSize | None) -> float:
-    """Return the share of a GPU's memory that each engine on it gets."""
+def _engines_part(
+    config: RunConfig, posts: Sequence[str], gpu: Gpu, size: ModelSize | None, *, sleep: bool
+) -> float:
+    """Return the share of a GPU's memory that each engine on it gets.
+
+    Args:
+        sleep: whether engines sleep while the learner updates. While they are awake it keeps what it needs in any case.
+    """
     engines = [post for post in posts if post != LEARNER]
     whole = OWN_GPU_SHARE if LEARNER not in posts else 1.0 - CONTEXT_SHARE
     if not engines:
@@ -177,8 +195,10 @@ def _engines_part(config: RunConfig, posts: Sequence[str], gpu: Gpu, size: Model
     if LEARNER not in posts or gpu.memory_gb is None or size is None:
         return whole / len(posts)
     engine = engine_gb(config, size) / gpu.memory_gb
-    rank = rank_gb(config, size, tokens_at_once(config)) / gpu.memory_gb
+    rank = rank_gb(config, size, 0 if sleep else tokens_at_once(config)) / gpu.memory_gb
     rest = whole - len(engines) * engine - rank
+    if rest > 0 and sleep:
+        return max(engine, (whole - KEPT_MARGIN * rank) / len(engines))
     if rest > 0:
         return engine + rest / len(posts)
     # Both cannot have what they need at most; `launch.preflight.gpu_memory` refuses what cannot work at all.
@@ -197,8 +217,9 @@ def in_words(config: RunConfig, placed: Placement) -> Iterator[str]:
         part = "" if isinstance(limit, str) or limit == 1.0 else f", {limit:g} of the GPU's memory"
         yield f"learner: {learner.dtype_used}, ZeRO stage {learner.zero_stage_used}{part}"
     if len(placed.posts) > (LEARNER in placed.posts):
+        sleeps = ", asleep while the learner updates" if placed.sleepers(config) else ""
         graphs = "not compiled" if generator.enforce_eager_used else "compiled, with CUDA graphs"
         yield (
             f"generators: {generator.dtype_used}, {graphs}, {generator.gpu_memory_utilization_used:g} of the GPU's "
-            f"memory, KV cache {generator.kv_on_update_used} at updates"
+            f"memory, KV cache {generator.kv_on_update_used} at updates{sleeps}"
         )

@@ -13,6 +13,8 @@ from launch.run_file.sections import RunConfig
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 """Environment variable that shows a process its GPUs; the process counts them from 0."""
 LEARNER, JUDGE = "learner", "judge"
+GENERATOR = "generator-"
+"""Beginning of the names of generators."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,18 @@ class Placement:
         own = set(self.posts.get(post, ()))
         earlier = turns[: turns.index(post)] if post in turns else []
         return tuple(name for name in earlier if own & set(self.posts.get(name, ())))
+
+    def sleepers(self, config: RunConfig) -> tuple[str, ...]:
+        """Return the generators that sleep while the learner updates; without GPUs all, if the run file says so.
+
+        Args:
+            config: with "auto" decided, see `launch.hardware`.
+        """
+        if config.generator.sleep_in_updates is not True:
+            return ()
+        if not self.posts:
+            return tuple(f"{GENERATOR}{number}" for number in range(config.generator.count))
+        return tuple(post for post in self.start_after(LEARNER) if post.startswith(GENERATOR))
 
     def by_gpu(self) -> dict[int, list[str]]:
         """Return the processes on each GPU that is used.
@@ -176,7 +190,7 @@ def _of_generators(config: RunConfig, gpus: int, learner: Sequence[int]) -> dict
     rest = [place for place in range(gpus) if place not in learner]
     pool = chosen or (rest if len(rest) >= size else range(gpus))
     blocks = [tuple(pool[at : at + size]) for at in range(0, len(pool) - size + 1, size)]
-    return {f"generator-{i}": blocks[i % len(blocks)] for i in range(own.count)}
+    return {f"{GENERATOR}{i}": blocks[i % len(blocks)] for i in range(own.count)}
 
 
 def _chosen(setting: str, devices: tuple[int, ...], gpus: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ LearnerError
 ├── HostsDiffer         hosts of the learner have different settings or folders (final)
 ├── RoutesUnknown       the model's choice of experts cannot be replayed (final)
 ├── NoisyModel          the model draws random numbers while it trains (final)
+├── GpuKept             generators kept a shared GPU although the learner waited for it
 ├── ModelUnusable       no generator would take a trained version of the model (final)
 ├── NotAnnounced        a policy version was copied, but not announced in time
 ├── CheckpointError     a checkpoint cannot be loaded (final)
@@ -92,6 +93,10 @@ class NoisyModel(LearnerError, ValueError):
     """The model draws random numbers while it trains, so nothing it computes is what a generator sampled with."""
 
     final: ClassVar[bool] = True
+
+
+class GpuKept(LearnerError, TimeoutError):
+    """Generators kept a shared GPU although the learner waited for it; the message says what to do."""
 
 
 class ModelUnusable(LearnerError, ValueError):

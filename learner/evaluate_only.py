@@ -17,9 +17,11 @@ from learner.intake.exchange import Exchange
 from learner.metrics import Report
 from learner.process.joining import join
 from learner.process.ranks import lead
+from learner.process.shared_gpu import SharedGpu
 from learner.process.stopping import Stop, leave
 from learner.publishing.publisher import Publisher
 from learner.run_files import CHECKPOINTS, PID_FILE, RESULT
+from protocol.gpu_lock import lock_of_environment
 from protocol.session import Progress
 from protocol.whole_files import write_whole
 
@@ -60,7 +62,8 @@ def run_evaluation(
     # Without a checkpoint nothing of the model is needed here.
     if (run_dir / CHECKPOINTS).exists():
         verify_latest(run_dir / CHECKPOINTS)
-        engine = lead(config, stop, model=model, seed=seed, segment_tokens=None, run_dir=run_dir)
+        gpu = SharedGpu(lock_of_environment(), config.data_timeout_s)
+        engine = lead(config, stop, gpu, model=model, seed=seed, segment_tokens=None, run_dir=run_dir)
     (run_dir / PID_FILE).write_text(str(os.getpid()))
     begin = start(run_dir, resume=False, lockstep=False)
     progress = _EvaluationProgress()

@@ -1,11 +1,13 @@
-"""Takes the GPU that a rank of the learner was given."""
+"""Takes the GPU that a rank of the learner was given, and leaves room on it for generators that wake."""
 
 import os
 
 import torch
+import torch.distributed as dist
 
 from learner.config import LearnerConfig
 from protocol.errors import GpuUnusable
+from protocol.gpu_lock import VARIABLE
 
 
 def take_gpu(config: LearnerConfig) -> None:
@@ -37,3 +39,15 @@ def take_gpu(config: LearnerConfig) -> None:
     if not isinstance(share, str) and share < 1.0:
         # Without a bound, memory that torch keeps for later would be missing when the generator starts again.
         torch.cuda.set_per_process_memory_fraction(share, place)
+
+
+def make_room(ranks: int) -> None:
+    """Give back memory that torch keeps for later, on all ranks, if generators wake on these GPUs now.
+
+    It is a collective call: no generator may wake before the last rank has done so.
+    """
+    if VARIABLE not in os.environ:
+        return
+    torch.cuda.empty_cache()
+    if ranks > 1:
+        dist.barrier()

@@ -16,6 +16,7 @@ from learner.loop import Learner
 from learner.metrics import Report
 from learner.process.joining import join
 from learner.process.ranks import lead
+from learner.process.shared_gpu import SharedGpu
 from learner.process.stopping import Stop, leave
 from learner.publishing.publisher import Publisher
 from learner.replay.batch import can_rescue
@@ -23,6 +24,7 @@ from learner.replay.from_config import replay_table
 from learner.run_files import CHECKPOINTS, PID_FILE, RESULT
 from learner.samples.sample_log import SampleLog
 from learner.samples.texts import open_tokenizer
+from protocol.gpu_lock import lock_of_environment
 from protocol.link import ThreadLink
 from protocol.session import Progress
 from protocol.whole_files import write_whole
@@ -61,7 +63,8 @@ def run_learner(
         CheckpointError: the checkpoint is damaged, or there is none of ``from_step``.
     """
     stop, lockstep = Stop(), mode == "sync"
-    engine = lead(config, stop, model=model, seed=seed, segment_tokens=segment_tokens, run_dir=run_dir)
+    gpu = SharedGpu(lock_of_environment(), config.data_timeout_s)
+    engine = lead(config, stop, gpu, model=model, seed=seed, segment_tokens=segment_tokens, run_dir=run_dir)
     # A process that wants to end the learner must signal rank 0: torchrun would kill the ranks.
     (run_dir / PID_FILE).write_text(str(os.getpid()))
     if resume and from_step is not None:
@@ -77,7 +80,7 @@ def run_learner(
     publisher = Publisher(
         run, run_dir, epoch=begin.epoch, keep=config.keep_versions, url=weights_url, register=engine.register
     )
-    progress.learner = wire(config, run_dir, engine, exchange, publisher, seed=seed)
+    progress.learner = wire(config, run_dir, engine, exchange, publisher, gpu, seed=seed)
     train(progress.learner, begin)
     if config.ranks > 1:
         leave()
@@ -107,6 +110,7 @@ def wire(
     engine: "TrainingEngine",
     exchange: Exchange,
     publisher: Publisher,
+    gpu: SharedGpu,
     *,
     seed: int,
 ) -> Learner:
@@ -126,6 +130,7 @@ def wire(
         replay=replay,
         samples=samples,
         seed=seed,
+        gpu=gpu,
     )
 
 

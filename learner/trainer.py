@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from learner.algorithms.replay_gates import self_imitation_weight
 from learner.config import LearnerConfig
@@ -16,6 +17,7 @@ from learner.credit.needs import never_given
 from learner.errors import Diverged
 from learner.interfaces import Batches, Versions
 from learner.metrics import Report, return_histograms, rollout_metrics
+from learner.process.shared_gpu import SharedGpu
 from learner.replay.batch import batch_metrics, mix, remember
 from learner.replay.table import ReplayTable
 from learner.samples.sample_log import SampleLog
@@ -49,6 +51,7 @@ class Trainer:
     unpublished: int = 0
     """Updates since the last publication."""
     totals: Totals = field(default_factory=Totals)
+    gpu: SharedGpu = field(default_factory=lambda: SharedGpu(None, 0.0))
     names_checked: bool = False
     """Whether this process has compared the names in the settings with what episodes have."""
 
@@ -59,7 +62,8 @@ class Trainer:
         units = self.exchange.collect(step=self.step, version=updated)
         waited = time.monotonic() - started
         trajectories = self.batch(units)
-        report = self.engine.update(trajectories, current_version=updated)
+        with self.gpu.alone():
+            report = self.engine.update(trajectories, current_version=updated)
         self.step += 1
         if report.applied:
             self.applied(report, units)
@@ -189,16 +193,12 @@ class Trainer:
             "learner/policy_version": float(self.version),
             "learner/skipped_steps": float(self.totals.skipped_steps),
         }
-        if self.publisher.announced_s is not None:
-            scalars["learner/announce_seconds"] = self.publisher.announced_s
-        histograms = {
-            **report.histograms,
-            "length_generated_tokens": np.array([t.action_tokens for t in arrived]),
-            **return_histograms(arrived),
+        perhaps = {
+            "learner/announce_seconds": self.publisher.announced_s,
+            "learner/gpu_wait_seconds": self.gpu.waited_s,
         }
-        if report.advantages is not None:
-            histograms["advantage_trained"] = report.advantages
-        self.report.write(self.step, scalars, histograms, passed_on=intake.gauges)
+        scalars |= {name: seconds for name, seconds in perhaps.items() if seconds is not None}
+        self.report.write(self.step, scalars, step_histograms(report, arrived), passed_on=intake.gauges)
         self.report.write_failures(self.step, intake.signal.failures)
         self.note_unknown_weights(arrived)
         if self.samples is not None:
@@ -225,6 +225,22 @@ class Trainer:
         if families is None:
             return {}
         return families.metrics(trained, version=updated, max_policy_lag=self.config.lag_bound)
+
+
+def step_histograms(report: UpdateReport, arrived: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
+    """Return the histograms of a step, by name.
+
+    Args:
+        arrived: trajectories that came since the last step.
+    """
+    histograms = {
+        **report.histograms,
+        "length_generated_tokens": np.array([t.action_tokens for t in arrived]),
+        **return_histograms(arrived),
+    }
+    if report.advantages is not None:
+        histograms["advantage_trained"] = report.advantages
+    return histograms
 
 
 def save_trajectories(folder: Path, step: int, trajectories: Sequence[Trajectory]) -> Path:

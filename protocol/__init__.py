@@ -10,7 +10,8 @@ SPEC.md in this folder is the contract.
   heartbeats. `whole_files`: files that are written whole or not at all. `private_paths`: files in
   shared memory.
 - `failures`: failures of episodes, and their counts.
-- `orphans`: a process ends with its parent. `section`: the base class of the run file's sections.
+- `orphans`: a process ends with its parent. `gpu_lock`: who may use a shared GPU. `section`: the base class of the run
+  file's sections.
 - `security/`: keys, CURVE, TLS and the HTTP token.
 - `weights/`: a policy version as files, and its transfer over HTTP.
 """

@@ -73,6 +73,12 @@ GENERATOR = table(
         Gauge(
             "serving_seconds_total", "s", "seconds that generators have served, with requests or not", "total"
         ),
+        Gauge(
+            "asleep_seconds_total",
+            "s",
+            "time for which engines have slept, so that the learner could update on their GPU",
+            "total",
+        ),
         Gauge("update_pause_seconds", "s", "time that the last weight update paused generation"),
         Gauge("updates_applied_total", "updates", "weight updates loaded", "total"),
         Gauge("updates_refused_total", "updates", "weight updates refused by verification", "total"),

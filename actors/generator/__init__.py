@@ -7,5 +7,6 @@
 - `serving`: the requests of actors. `open_requests`: those under way. `requests`: which are valid, and which may run.
 - `engine`: interface of an inference engine. `http_engine/`: a vLLM server run by others.
 - `vllm_engine/`: vLLM in a child process. `gpus`: refuses an engine without the GPUs it was given.
+- `sleeping`: an engine that gives its GPU to the learner during updates.
 - `weights/`: brings an announced version into the engine.
 """

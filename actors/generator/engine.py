@@ -1,6 +1,7 @@
 """Interface of an inference engine for a generator. `vllm_engine` and `http_engine` implement it."""
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,6 +33,8 @@ class SamplingEngine(Protocol):
     kv: KvPolicy
     full_step_s: float
     """Seconds that the largest step took at the start; 0 if it was not measured. See `actors.generator.pace`."""
+    asleep: bool
+    """Whether the engine has given its GPU to the learner for now, see `actors.generator.sleeping`."""
     frozen: str
     """Reason why this engine never takes new weights; "" if it takes them."""
 
@@ -55,6 +58,9 @@ class SamplingEngine(Protocol):
     async def abort(self, request_id: str) -> None:
         """End a request. Its iterator yields the remaining tokens, with finish reason "abort"."""
 
+    def awake(self) -> AbstractAsyncContextManager[None]:
+        """Keep the engine awake while the context lasts. If it sleeps, wait until it may wake."""
+
     async def apply_weights(self, manifest: Manifest, data: Path) -> float:
         """Replace the weights by the tensors of a *verified* file, in the middle of running requests.
 
@@ -74,3 +80,12 @@ class SamplingEngine(Protocol):
 
     async def close(self) -> None:
         """End the engine and its processes."""
+
+
+class AlwaysAwake:
+    """The part of `SamplingEngine` that says that an engine never sleeps."""
+
+    asleep = False
+
+    def awake(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()

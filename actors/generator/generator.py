@@ -127,7 +127,7 @@ class Generator:
         gauges = self._serving.gauges(now) | self._updater.gauges() | self._engine.gauges()
         return Progress(
             progress=float(self._engine.steps),
-            busy=self._serving.book.running > 0 and not self._updater.loading,
+            busy=self._serving.book.running > 0 and not self._updater.loading and not self._engine.asleep,
             policy_version=self._engine.version,
             gauges=tuple(gauges.items()),
             patience_s=min(MAX_PATIENCE_S, self._pace.patience_s),
@@ -216,7 +216,7 @@ class Generator:
         """End this process if the engine has work and makes no step for longer than steps take here."""
         pace, running = self._pace, self._serving.book.running
         pace.look(steps=self._engine.steps, running=running > 0, now=now)
-        if self._updater.loading:
+        if self._updater.loading or self._engine.asleep:
             pace.excuse(now)
         elif (still := pace.still_s(now)) > pace.patience_s:
             self._fail(

@@ -13,11 +13,13 @@ import zmq
 from actors.config import GeneratorConfig
 from actors.generator.engine import SamplingEngine
 from actors.generator.generator import Generator
-from actors.generator.model_folder import ModelFacts, read_model_facts
+from actors.generator.model_folder import read_model_facts
+from actors.generator.sleeping import hold_together, sleeping
 from actors.generator.weights.cache import Cache
 from actors.generator.weights.cache_folder import cache_folder
 from actors.generator.weights.relay import relay
 from actors.generator.weights.staging import Stage, shared_memory
+from protocol.gpu_lock import lock_of_environment
 from protocol.security.addresses import check_endpoint
 from protocol.security.http_tls import access
 
@@ -80,7 +82,8 @@ async def _serve(
     grace_s: float,
 ) -> None:
     facts = read_model_facts(Path(model))
-    async with _engine(config, model=model, seed=seed, facts=facts) as engine:
+    own = _http_engine(config) if config.backend == "http" else _vllm_engine(config, model=model, seed=seed)
+    async with own as engine:
         cache = Cache(cache_folder(shared_memory(), run, broker), run, partial(access, keys))
         stage = Stage(f"{run}-{name}", facts.shapes, cache=cache)
         try:
@@ -95,19 +98,30 @@ async def _serve(
 
 
 @contextlib.asynccontextmanager
-async def _engine(
-    config: GeneratorConfig, *, model: str, seed: int, facts: ModelFacts
-) -> AsyncIterator[SamplingEngine]:
-    engine: SamplingEngine
-    if config.backend == "http":
-        from actors.generator.http_engine.engine import HttpEngine
+async def _http_engine(config: GeneratorConfig) -> AsyncIterator[SamplingEngine]:
+    from actors.generator.http_engine.engine import HttpEngine
 
-        engine = await HttpEngine.connect(config)
-    else:
-        from actors.generator.vllm_engine.engine import VllmEngine
-
-        engine = await VllmEngine.start(config, model=model, seed=seed)
+    engine = await HttpEngine.connect(config)
     try:
         yield engine
+    finally:
+        await engine.close()
+
+
+@contextlib.asynccontextmanager
+async def _vllm_engine(config: GeneratorConfig, *, model: str, seed: int) -> AsyncIterator[SamplingEngine]:
+    from actors.generator.vllm_engine.engine import VllmEngine
+
+    lock = lock_of_environment()
+    if lock is not None:
+        # An engine that starts measures the free memory of its GPU, so the learner must not update meanwhile.
+        await hold_together(lock)
+    engine = await VllmEngine.start(config, model=model, seed=seed)
+    try:
+        if lock is None:
+            yield engine
+        else:
+            async with sleeping(engine, lock) as shared:
+                yield shared
     finally:
         await engine.close()

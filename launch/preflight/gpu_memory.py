@@ -106,6 +106,8 @@ def too_little_gpu_memory(
         # An evaluation trains nothing.
         if LEARNER in posts and config.learner.steps:
             refused += _refused_learner(config, place, gpu.memory_gb, size)
+            awake = sum(post in placed.sleepers(config) for post in posts)
+            refused += _refused_awake(config, place, gpu.memory_gb, size, awake)
             tight += _tight_learner(config, place, gpu.memory_gb, size)
         if engines := [post for post in posts if post != LEARNER]:
             refused += _refused_engine(config, place, gpu.memory_gb, size)
@@ -152,6 +154,23 @@ def _refused_engine(config: RunConfig, place: int, there_gb: float, size: ModelS
             f"GPU {place}: an engine takes at least {least:.1f} GB, and may use {share * there_gb:.1f} of "
             f"{there_gb:.1f} GB; raise generator.tensor_parallel_size or generator.gpu_memory_utilization, or take a "
             "smaller model"
+        )
+
+
+def _refused_awake(
+    config: RunConfig, place: int, there_gb: float, size: ModelSize, awake: int
+) -> Iterator[str]:
+    """Yield why engines that sleep in updates would find no room when they wake.
+
+    Args:
+        awake: number of such engines on the GPU.
+    """
+    engines_gb = awake * config.generator.gpu_memory_utilization_used * there_gb
+    kept_gb = rank_gb(config, size, 0)
+    if awake and engines_gb + kept_gb > there_gb:
+        yield (
+            f"GPU {place}: the learner keeps about {kept_gb:.1f} GB between updates, and engines that wake beside it "
+            f"take {engines_gb:.1f}, of {there_gb:.1f} GB; lower generator.gpu_memory_utilization, or leave it out"
         )
 
 

@@ -147,6 +147,12 @@ def offloaded_bytes(config: RunConfig, size: ModelSize) -> float:
     return models * OFFLOADED_BYTES * size.parameters / learner.ranks
 
 
+def sleeping_bytes(config: RunConfig, size: ModelSize) -> int:
+    """Return the bytes of the host's memory that hold the weights of engines that sleep in updates."""
+    own = config.generator
+    return own.count * size.parameters * BYTES[own.dtype_used] if own.sleep_in_updates is True else 0
+
+
 def versions_at_once(config: RunConfig) -> int:
     """Return the most policy versions in shared memory: those that are kept, and the one that is being written.
 
@@ -249,15 +255,17 @@ def estimate_beside_gpus(config: RunConfig, size: ModelSize, there_gb: float) ->
     offloaded = learner.processes * offloaded_bytes(config, size) / GB
     engines = generator.count * generator.tensor_parallel_size if generator.backend == "vllm" else 0
     libraries = (learner.processes + engines) * GPU_LIBRARIES_GB + config.actor.count * LIBRARIES["actor"]
-    least = versions + max(learner.processes * loads, offloaded)
+    asleep = sleeping_bytes(config, size) / GB
+    least = versions + max(learner.processes * loads, offloaded) + asleep
     total = least + libraries + LIBRARIES["broker"]
     text = (
         f"{total:.1f} GB of memory beside the GPUs (policy versions {versions:.1f} GB, each rank of the learner "
         f"{loads:.1f} GB while it loads, {f'offloaded optimizer {offloaded:.1f} GB, ' if offloaded else ''}"
-        f"libraries {libraries:.1f} GB)"
+        f"{f'weights of sleeping engines {asleep:.1f} GB, ' if asleep else ''}libraries {libraries:.1f} GB)"
     )
     if least > there_gb:
         cure = "leave out learner.offload, " if offloaded else ""
+        cure += "set generator.sleep_in_updates to false, " if asleep else ""
         raise ConfigError(
             f"the run takes about {text}, but this host has {there_gb:.1f} GB; lower learner.keep_versions, {cure}or "
             "take fewer ranks (learner.processes) or a smaller model"

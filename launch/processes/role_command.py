@@ -7,6 +7,7 @@ from pathlib import Path
 
 from launch.processes.ports import free_port
 from learner.config import LearnerConfig
+from protocol.gpu_lock import VARIABLE
 
 RENDEZVOUS_S = 600.0
 """Longest time that the hosts of a learner wait for each other. Then those that are there end."""
@@ -39,6 +40,11 @@ def role_environment(threads: int, *, local_model: bool, crowded: bool = False) 
     if crowded and "OMP_WAIT_POLICY" not in os.environ:
         env["OMP_WAIT_POLICY"] = "PASSIVE"
     return env
+
+
+def gpu_lock(run_dir: Path) -> dict[str, str]:
+    """Return the environment by which a process takes part in the lock on shared GPUs, see `protocol.gpu_lock`."""
+    return {VARIABLE: str(run_dir / "gpu-lock")}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from launch.run_file.objectives import compares_members
-from launch.run_file.sections import RunConfig
 from learner.config import LearnerConfig
 from learner.credit.reward_config import WinRate
 from learner.settings.advantages import GROUP_RELATIVE
@@ -108,20 +107,4 @@ def _reincarnation(learner: LearnerConfig) -> Iterator[str]:
         yield (
             "learner.algorithm.reincarnation is set, but there is neither a base policy to replace nor replay to "
             'end; add [learner.algorithm.kl] (kind "convex", or to = "reference") or [learner.replay]'
-        )
-
-
-def routes_untold(config: RunConfig) -> Iterator[str]:
-    """Yield why no generator would tell the experts that the learner is to replay."""
-    if config.learner.algorithm.routes != "behaviour":
-        return
-    if config.generator.backend == "http":
-        yield (
-            'learner.algorithm.routes is "behaviour" but generator.backend is "http", which does not tell the experts '
-            'of its tokens; set backend to "vllm", or routes to "proximal"'
-        )
-    elif not config.generator.routes:
-        yield (
-            'learner.algorithm.routes is "behaviour" but generator.routes is false, so no generator would record the '
-            "experts; leave generator.routes out"
         )

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from envs.rows.judge import asks_own_judge
+from launch.run_file.generator_rules import routes_untold, sleep_impossible
 from launch.run_file.method_effect import settings_without_effect
 from launch.run_file.method_rules import method_contradictions
-from launch.run_file.replay_rules import routes_untold
 from launch.run_file.sections import RunConfig
 from learner.settings.advantages import GaeAdvantage
 from learner.settings.lora import ALL_LINEAR
@@ -234,6 +234,7 @@ def _roles(config: RunConfig) -> Iterator[str]:
             "serve several processes; use port 0"
         )
     yield from routes_untold(config)
+    yield from sleep_impossible(config)
     yield from stages_too_low(config)
     if config.generator.backend == "http" and not config.generator.url:
         yield 'generator.backend is "http" but generator.url is empty; name the server, e.g. http://127.0.0.1:8000'

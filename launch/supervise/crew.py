@@ -23,6 +23,7 @@ from launch.supervise.posts import (
     gpu_environment,
     how_it_ended,
     limits,
+    lock_environment,
     posts,
 )
 from launch.supervise.restarts import Patience
@@ -264,6 +265,7 @@ class Crew:
         exit_codes.clear_note(self._folder, post.name)
         command = role_command(role, self._folder, *arguments, ranks=post.ranks)
         env = environment(self._config, post.threads) | gpu_environment(post, self._placement, self._gpus)
+        env |= lock_environment(post, self._placement, self._config, self._folder)
         post.due, post.why = None, ""
         post.child = spawn(post.name, command, log=self._folder / "logs" / f"{post.name}.log", env=env)
         self._watchdog.started(post.name, post.child.started)

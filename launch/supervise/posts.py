@@ -12,7 +12,7 @@ from launch.judge_role import JUDGE
 from launch.placement import Placement
 from launch.processes.child import Child, with_tail
 from launch.processes.kernel import oom_kills, usable_cores
-from launch.processes.role_command import RENDEZVOUS_S, Ranks, ranks_of, role_environment
+from launch.processes.role_command import RENDEZVOUS_S, Ranks, gpu_lock, ranks_of, role_environment
 from launch.run_file.sections import RunConfig
 from launch.supervise.health import BROKER, STALL_MARGIN_S, Limits, role_of
 from launch.supervise.memory_errors import LINES, too_little_memory
@@ -112,6 +112,17 @@ def gpu_environment(post: Post, placed: Placement, gpus: Sequence[str]) -> dict[
         # Batches differ in length, and blocks that grow leave fewer gaps between them. What the user has set wins.
         found[ALLOCATOR[0]] = "expandable_segments:True"
     return found
+
+
+def lock_environment(post: Post, placed: Placement, config: RunConfig, folder: Path) -> dict[str, str]:
+    """Return the environment by which a process finds the lock on shared GPUs; empty if it needs none.
+
+    Args:
+        config: with "auto" decided, see `launch.hardware`.
+        folder: run folder.
+    """
+    asleep = placed.sleepers(config)
+    return gpu_lock(folder) if asleep and post.name in (LEARNER, *asleep) else {}
 
 
 def how_it_ended(post: Post, folder: Path) -> str:

@@ -86,6 +86,11 @@ UPDATE = table(
             "s",
             "time from the beginning of a publication until generators hear of it, for the newest announced version",
         ),
+        Gauge(
+            "learner/gpu_wait_seconds",
+            "s",
+            "time for which the update waited until all generators slept on the GPU that they share with the learner",
+        ),
         Gauge("learner/idle_share", "share", "share of wall time since the last step spent waiting"),
         Gauge(
             "learner/trained_tokens_per_second",

@@ -1,6 +1,7 @@
 """Starts the ranks of a learner: rank 0 gets the engine and leads, the other ranks follow."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,14 @@ from protocol.errors import WeightsError
 from protocol.weights.model_folder import check_names
 
 if TYPE_CHECKING:
+    from learner.process.shared_gpu import SharedGpu
     from learner.update.engine import TrainingEngine
 
 
 def lead(
     config: LearnerConfig,
     stop: Stop,
+    gpu: "SharedGpu",
     *,
     model: str,
     seed: int,
@@ -25,7 +28,11 @@ def lead(
 ) -> "TrainingEngine":
     """Return the engine on rank 0. Other ranks follow rank 0 until the end and do not return.
 
+    Args:
+        gpu: GPUs of all ranks, which the learner has alone while it loads the model.
+
     Raises:
+        GpuKept: a generator did not fall asleep in time.
         ModelUnusable: the engine would publish other tensors than those of the model's folder.
         HostsDiffer: the hosts of the learner have different settings, or do not share the run folder.
     """
@@ -37,9 +44,11 @@ def lead(
         stop.ignore()
     if config.nodes > 1:
         meet(config, run_dir, model=model, seed=seed)
-    engine = TrainingEngine(
-        config, model=model, total_steps=max(1, config.steps), seed=seed, segment_tokens=segment_tokens
-    )
+    # Invariant: the other ranks load nothing before rank 0 joins them, which has the GPUs alone by then.
+    with gpu.alone() if rank == 0 else nullcontext():
+        engine = TrainingEngine(
+            config, model=model, total_steps=max(1, config.steps), seed=seed, segment_tokens=segment_tokens
+        )
     if rank > 0:
         engine.follow()
         leave()

@@ -12,7 +12,7 @@ from learner.checkpoints import checkpoint
 from learner.checkpoints.optimizer_parts import parts_to_save, restore
 from learner.checkpoints.shards import ShardReader, shard_file, write_shard
 from learner.config import LearnerConfig
-from learner.gpu import take_gpu
+from learner.gpu import make_room, take_gpu
 from learner.model.lora import count_parameters, frozen_digest
 from learner.model.routes import RouteReplay
 from learner.publishing.weight_copy import CopyStream
@@ -70,6 +70,7 @@ class RankEngine:
         """Updates run so far, over restarts, without those that ended because estimates were not finite."""
         self.optimizer_steps = 0
         """Optimizer steps applied so far, over restarts."""
+        make_room(self.ranks)
 
     def _load_policy(self, model: str) -> PolicyModule:
         config, critic = self.config, self.config.algorithm.critic
@@ -141,6 +142,7 @@ class RankEngine:
             frozen["predecessor"].replace(before)
         self.updates += 1
         self.optimizer_steps += outcome.applied
+        make_room(self.ranks)
         return outcome
 
     def _snapshot(self) -> list[tuple[str, torch.Tensor]]:

@@ -48,10 +48,13 @@ class Running:
     def pid(self, name):
         return json.loads((self.folder / "supervisor.json").read_text())["processes"][name]["pid"]
 
-    def steps(self):
+    def metrics(self):
         path = self.folder / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
-        return [m["step"] for m in map(json.loads, lines) if "learner/policy_version" in m]
+        return [m for m in map(json.loads, lines) if "learner/policy_version" in m]
+
+    def steps(self):
+        return [m["step"] for m in self.metrics()]
 
     def goes_on(self, count=2):
         """Wait until ``count`` more steps are done."""
@@ -106,6 +109,27 @@ def test_a_run_goes_on_whoever_is_killed_or_stopped(train_command, root, tmp_pat
         "restart_reasons"
     ]
     assert run.steps() == list(range(1, summary["steps"] + 1)), "each step is there once"
+
+
+def test_whoever_is_killed_nobody_waits_for_the_dead_on_a_shared_gpu(train_command, root, tmp_path):
+    """vLLM gives no memory back on a CPU, so this tests who waits for whom."""
+    lockstep = ("run.mode=sync", "generator.sleep_in_updates=true", "generator.count=2")
+    run = Running(train_command("spell_backward", *SETTINGS, *lockstep), root, tmp_path / "run")
+    try:
+        run.goes_on(2)
+        for name in ("generator-0", "learner", "generator-1"):
+            run.replaced(name, signal.SIGKILL)
+            run.goes_on()
+        summary = run.end()
+    finally:
+        run.kill()
+    ended = {"broker": 0, "learner": 1, "generator": 2, "actor": 0}
+    assert summary["restarts"] == ended, summary["restart_reasons"]
+    assert run.steps() == list(range(1, summary["steps"] + 1)), "each step is there once"
+    last = run.metrics()[-1]
+    assert last["generator/asleep_seconds_total"] > 0
+    assert last["learner/gpu_wait_seconds"] < 60
+    assert last["learner/policy_lag_max_versions"] == 0
 
 
 def test_a_rank_that_is_killed_takes_its_learner_along_and_all_ranks_come_back(train_command, root, tmp_path):

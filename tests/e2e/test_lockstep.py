@@ -18,10 +18,14 @@ def test_at_lag_zero_the_ratios_are_one(offbeat, recipe):
 
 
 def test_windows_stand_still_until_they_are_trained(offbeat):
-    """A response of up to 12 tokens is trained in windows of 4, over several steps, and no token lags."""
+    """A response of up to 12 tokens is trained in windows of 4, over several steps, and no token lags.
+
+    Meanwhile the engine sleeps, as on a GPU that it shares with the learner.
+    """
     run = offbeat(
         "tppo",
         "run.mode=sync",
+        "generator.sleep_in_updates=true",
         "learner.steps=8",
         "learner.evaluation_tasks=16",
         "learner.batch_trajectories=32",
@@ -35,4 +39,6 @@ def test_windows_stand_still_until_they_are_trained(offbeat):
         assert step["learner/policy_lag_max_versions"] == 0
         assert step["learner/ratio_proximal_behaviour_min"] == pytest.approx(1.0, abs=1e-4)
         assert step["learner/ratio_proximal_behaviour_max"] == pytest.approx(1.0, abs=1e-4)
+    assert all(step["learner/gpu_wait_seconds"] >= 0 for step in run.steps)
+    assert run.steps[-1]["generator/asleep_seconds_total"] > 0
     assert run.summary["accuracy"]["after"] is not None

@@ -15,6 +15,7 @@ from tests.integration.actors.engine_checks import (
     check_kept,
     check_late_joiner_and_lost_engine,
     check_refused,
+    check_sleep,
     check_spans,
     check_updated,
 )
@@ -92,6 +93,11 @@ def test_bad_weights_are_refused_and_good_ones_follow(eager, flaws, damage):
 
 def test_an_aborted_request_returns_what_it_has(eager):
     check_aborted(eager)
+
+
+def test_an_engine_that_sleeps_gives_its_memory_back_and_wakes_unchanged(tmp_path):
+    # A memory share of its own: other engines of this file are awake meanwhile.
+    check_sleep(EAGER.model_copy(update={"enforce_eager": False}), tmp_path, arithmetic=BFLOAT16)
 
 
 def test_a_lost_engine_is_an_error_of_its_requests(tmp_path):

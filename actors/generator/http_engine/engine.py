@@ -23,7 +23,7 @@ import msgspec
 
 from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused, UpdateRefused
-from actors.generator.engine import Request
+from actors.generator.engine import AlwaysAwake, Request
 from actors.generator.http_engine import logprobs_probe
 from actors.generator.http_engine.answers import AnswerStream, choice_in
 from actors.generator.weights.staging import FILE_FORMAT, tensor_table
@@ -52,7 +52,7 @@ def steps_of(metrics: str) -> int:
     return int(sum(float(line.rpartition(" ")[2]) for line in lines))
 
 
-class HttpEngine:
+class HttpEngine(AlwaysAwake):
     """`actors.generator.engine.SamplingEngine` on a vLLM server.
 
     The server sends the versions of an answer only with its last chunk. Tokens that arrive before an update

@@ -16,7 +16,7 @@ import numpy as np
 
 from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused
-from actors.generator.engine import Request
+from actors.generator.engine import AlwaysAwake, Request
 from actors.generator.gpus import check_platform
 from actors.generator.requests import stamp
 from actors.generator.vllm_engine.plugin import is_registered
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 1.0
 
 
-class VllmEngine:
+class VllmEngine(AlwaysAwake):
     """`actors.generator.engine.SamplingEngine` on an AsyncLLM.
 
     With kv = "recomputed" an update drops all cached keys and values, and running requests are computed again
@@ -200,6 +200,21 @@ class VllmEngine:
         self._version = manifest.version
         self._open.set()
         return time.perf_counter() - began
+
+    async def sleep(self) -> None:
+        """Give the GPU's memory back: weights go to the host's, and the KV cache is dropped (vLLM's level 1).
+
+        On a CPU only the KV cache is emptied, because vLLM cannot sleep there.
+        """
+        if self._llm.vllm_config.model_config.enable_sleep_mode:
+            await self._llm.sleep(level=1, mode="keep")
+        else:
+            await self._llm.reset_prefix_cache()
+
+    async def wake(self) -> None:
+        """Take the memory again, and bring the weights back."""
+        if self._llm.vllm_config.model_config.enable_sleep_mode:
+            await self._llm.wake_up()
 
     def health(self) -> str:
         if not self._failed and self._llm.errored:

@@ -89,6 +89,7 @@ def engine_arguments(config: GeneratorConfig, *, model: str, seed: int, cpu: boo
         arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, config.max_num_seqs)
     else:
         arguments["gpu_memory_utilization"] = config.gpu_memory_utilization_used
+        arguments["enable_sleep_mode"] = config.sleep_in_updates is True
     return {name: value for name, value in arguments.items() if value is not None}
 
 

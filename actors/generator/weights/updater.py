@@ -103,7 +103,8 @@ class WeightUpdater:
         allowed_s = load_deadline(manifest.nbytes, patience_s=self._patience_s, longest_s=self._longest_s)
         self.loading = True
         try:
-            async with asyncio.timeout(allowed_s):
+            # An engine may have to wait for the learner before it wakes, which is no time of the load.
+            async with self._engine.awake(), asyncio.timeout(allowed_s):
                 self._pause_s = await self._engine.apply_weights(manifest, data)
         except UpdateRefused as error:
             self._queue.never(announced)

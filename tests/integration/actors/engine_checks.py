@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from actors.config import GeneratorConfig
+from protocol.gpu_lock import VARIABLE, GpuLock
 from protocol.weights.format import DATA
 from tests.integration.actors.generator_harness import Answer, Running, children, engine_process, gone
 from tests.integration.learner.tiny_qwen3 import VOCAB, greedy, publish, save, score, tiny_model
@@ -235,6 +237,52 @@ def check_aborted(lab: Lab) -> None:
     prefix = PROMPT + answer.ids
     more = lab.running.ask(actor, "resumed", prefix, max_tokens=20, stop_token_ids=NEVER)
     lab.assert_sampled_by_claimed_versions(prefix, more)
+
+
+def check_sleep(config: GeneratorConfig, folder: Path, *, arithmetic: Arithmetic = FLOAT32) -> None:
+    """Want the GPU between two answers to one prompt, as the learner does: the engine sleeps, and wakes unchanged."""
+    lock, own = GpuLock(folder / "gpu-lock"), config.model_copy(update={"sleep_in_updates": True})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(folder / "gpu-lock"))
+        lab = Lab(own, folder, tied=True, arithmetic=arithmetic)
+    settings = {"max_tokens": 40, "temperature": 0.0, "stop_token_ids": NEVER}
+    try:
+        actor = lab.running.actor()
+        before = lab.running.ask(actor, "before", LONG_PROMPT, **settings)
+        awake_bytes = used_bytes()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(lock.wait_alone, PROCESS_ENDS_S)
+            lab.running.until(waiting.done)
+            waiting.result()
+        if awake_bytes:
+            # The KV cache is most of what the engine had.
+            assert used_bytes() < awake_bytes / 2
+        actor.ask("during", LONG_PROMPT, **settings)
+        lab.running.until(lambda: lab.gauge("asleep_seconds_total") > 0.5)
+        assert actor.answers["during"].ids == []
+        lock.release()
+        lab.running.until(lambda: actor.answers["during"].finish_reason != "")
+        during = actor.answers["during"]
+        if lab.arithmetic.exact:
+            assert (during.ids, during.logps) == (before.ids, before.logps)
+        lab.assert_sampled_by_claimed_versions(LONG_PROMPT, during)
+        assert lock.wait_alone(PROCESS_ENDS_S) >= 0
+        lock.release()
+        version = lab.update()
+        after = lab.running.ask(actor, "after", LONG_PROMPT, **settings)
+        assert set(after.versions) == {version}
+        lab.assert_sampled_by_claimed_versions(LONG_PROMPT, after)
+    finally:
+        lock.close()
+        lab.running.close()
+
+
+def used_bytes() -> int:
+    """Return the bytes of the first GPU that any process uses; 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return 0
+    free, total = torch.cuda.mem_get_info(0)
+    return total - free
 
 
 def check_late_joiner_and_lost_engine(

@@ -19,6 +19,7 @@ from tests.integration.actors.engine_checks import (
     check_kept,
     check_late_joiner_and_lost_engine,
     check_refused,
+    check_sleep,
     check_spans,
     check_updated,
 )
@@ -207,6 +208,10 @@ def test_a_heartbeat_tells_of_a_cache_that_is_full_and_of_prompts_that_were_cach
 
 def test_a_late_joiner_catches_up_and_equals_an_updated_engine_then_its_loss_is_an_error(tmp_path):
     check_late_joiner_and_lost_engine(CONFIG, tmp_path)
+
+
+def test_an_engine_that_sleeps_keeps_requests_waiting_and_wakes_unchanged(tmp_path):
+    check_sleep(CONFIG, tmp_path)
 
 
 def test_an_updated_engine_equals_a_fresh_one_and_a_killed_generator_leaves_no_engine(tied, tmp_path):

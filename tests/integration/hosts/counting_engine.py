@@ -5,11 +5,12 @@ import asyncio
 import numpy as np
 from tokenizers import Tokenizer
 
+from actors.generator.engine import AlwaysAwake
 from actors.sampled import Sampled, nothing
 from tests.integration.actors.actor_harness import next_number
 
 
-class CountingEngine:
+class CountingEngine(AlwaysAwake):
     kv, full_step_s, frozen, version = "recomputed", 0.0, "", 0
 
     def __init__(self, model, pause_s=0.0):

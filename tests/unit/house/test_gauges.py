@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 from actors.generator.requests import RequestBook
 from actors.generator.serving import Serving
+from actors.generator.sleeping import SleepingEngine
 from actors.generator.vllm_engine.stats import SchedulerGauges
 from actors.generator.weights.staging import NewestWins
 from actors.generator.weights.updater import WeightUpdater
@@ -20,7 +21,9 @@ def test_a_generator_sends_what_is_declared_of_generators():
     serving.book, serving._engine = RequestBook(0.0), SimpleNamespace(version=3)
     updater = object.__new__(WeightUpdater)
     updater._pause_s, updater._applied, updater._refused, updater._queue = 0.0, 0, 0, NewestWins()
-    sent = serving.gauges(time.monotonic()) | updater.gauges() | SchedulerGauges().take()
+    engine = SimpleNamespace(kv="kept", full_step_s=0.0, frozen="", gauges=SchedulerGauges().take)
+    sleeping = SleepingEngine(engine, lock=None)
+    sent = serving.gauges(time.monotonic()) | updater.gauges() | sleeping.gauges()
     assert set(sent) == set(GENERATOR)
 
 

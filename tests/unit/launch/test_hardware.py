@@ -189,6 +189,52 @@ def test_a_stated_share_leaves_the_rest_to_the_learner():
         shares([H200], SMALL, generator={"gpu_memory_utilization": 0.95})
 
 
+LOCKSTEP = {"run": {"mode": "sync"}}
+
+
+def test_in_lockstep_engines_sleep_on_a_gpu_that_they_share_with_the_learner():
+    found = decided([H200], SMALL, **LOCKSTEP)
+    assert found.generator.sleep_in_updates is True
+    assert list(in_words(found, placement(config(**LOCKSTEP), 1)))[-1].endswith(
+        "KV cache recomputed at updates, asleep while the learner updates"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sections"),
+    [
+        (1, {}),
+        (2, LOCKSTEP),
+        (0, LOCKSTEP),
+        (1, LOCKSTEP | {"generator": {"sleep_in_updates": False}}),
+        (1, LOCKSTEP | {"learner": {"nodes": 2, "rendezvous": "10.0.0.1:29500"}}),
+        (1, LOCKSTEP | {"generator": {"backend": "http", "url": "http://127.0.0.1:1"}}),
+    ],
+)
+def test_otherwise_nobody_sleeps(gpus, sections):
+    found = decided([H200] * gpus, SMALL, **sections)
+    assert found.generator.sleep_in_updates is False
+    assert placement(found, gpus).sleepers(found) == ()
+
+
+def test_engines_that_sleep_get_all_but_what_the_learner_keeps_and_leave_it_nearly_all():
+    engine, rank = shares([H200], SMALL, **LOCKSTEP)
+    # The rank keeps 1 + 10.8 + 1 GB of 150, and a tenth more for the error of this estimate.
+    assert engine == pytest.approx(0.95 - 1.1 * 13 / 150, abs=0.012)
+    assert rank == pytest.approx(0.92)
+    two, rank = shares([H200], SMALL, **LOCKSTEP, generator={"count": 2})
+    assert two == pytest.approx(engine / 2, abs=0.011)
+    assert rank == pytest.approx(0.89)
+    # Nothing is known of the model: equal parts, and the learner still has the GPU alone in its updates.
+    assert shares([Gpu()], **LOCKSTEP) == (0.47, pytest.approx(0.92))
+
+
+def test_a_judge_beside_them_stays_awake():
+    rows = {"train": "t", "reward": {"good": {"judge": "own", "prompt": "p"}}}
+    engine, rank = shares([H200], SMALL, **LOCKSTEP, judge={}, env={"name": "rows", "params": rows})
+    assert rank == pytest.approx(0.95 - 0.03 - engine, abs=0.006)
+
+
 @pytest.mark.parametrize("setting", ["learner", "generator"])
 def test_a_share_that_is_none_is_refused_in_words(setting):
     with pytest.raises(ConfigError) as caught:

@@ -25,7 +25,7 @@ SIZE = ModelSize(parameters=100_000_000, hidden=500, inner=1500, layers=10)
 
 
 def config(**sections):
-    data = {"model": {"path": "m"}, "env": {"name": "calculator"}, "learner": {}, "generator": {}}
+    data = {"model": {"path": "m"}, "env": {"name": "calculator"}, "learner": {}, "generator": {}, "run": {}}
     return check({name: table | sections.get(name, {}) for name, table in data.items()}, "run.toml")
 
 
@@ -123,6 +123,14 @@ def test_beside_gpus_the_host_keeps_versions_and_loads_weights():
     assert "runs short" in estimate_beside_gpus(run, SIZE, 9.0)
     with pytest.raises(ConfigError, match=r"this host has 1\.0 GB; lower learner\.keep_versions"):
         estimate_beside_gpus(run, SIZE, 1.0)
+
+
+def test_beside_gpus_the_host_keeps_the_weights_of_engines_that_sleep():
+    run = config(run={"mode": "sync"}, generator={"dtype": "bfloat16", "sleep_in_updates": True, "count": 2})
+    assert "weights of sleeping engines 0.4 GB, libraries" in estimate_beside_gpus(run, SIZE, 100.0)
+    with pytest.raises(ConfigError, match=r"set generator\.sleep_in_updates to false"):
+        estimate_beside_gpus(run, SIZE, 2.0)
+    assert "sleeping" not in estimate_beside_gpus(config(), SIZE, 100.0)
 
 
 def test_beside_gpus_the_host_keeps_an_offloaded_optimizer():

@@ -10,7 +10,8 @@ import launch.placement
 from launch.errors import ConfigError
 from launch.placement import Placement, placement, torch_uses_gpus, visible_gpus
 from launch.run_file.load import check
-from launch.supervise.posts import ALLOCATOR, Post, gpu_environment
+from launch.supervise.posts import ALLOCATOR, Post, gpu_environment, lock_environment
+from protocol.gpu_lock import VARIABLE
 
 
 def config(*, learner=None, generator=None, **sections):
@@ -171,6 +172,25 @@ def test_processes_that_share_a_gpu_start_one_after_the_other():
     }
     apart = placement(config(), 2)
     assert [apart.start_after(post) for post in ("learner", "generator-0", "broker")] == [(), (), ()]
+
+
+def test_the_learner_and_engines_that_sleep_find_one_lock(tmp_path):
+    made = config(generator={"count": 2, "sleep_in_updates": True}, run={"mode": "sync"})
+
+    def locked(gpus):
+        placed = placement(made, gpus)
+        posts = ["broker", "learner", "generator-0", "generator-1", "actor-0"]
+        found = {post: lock_environment(Post(post, 1), placed, made, tmp_path) for post in posts}
+        assert all(env in ({}, {VARIABLE: str(tmp_path / "gpu-lock")}) for env in found.values())
+        return [post for post, env in found.items() if env]
+
+    assert locked(1) == ["learner", "generator-0", "generator-1"]
+    # generator-1 has a GPU of its own.
+    placed = Placement({"learner": (0,), "generator-0": (0,), "generator-1": (1,)})
+    assert placed.sleepers(made) == ("generator-0",)
+    assert locked(3) == []
+    # Without GPUs the run file alone decides, so that it can be tried on a CPU.
+    assert locked(0) == ["learner", "generator-0", "generator-1"]
 
 
 def test_the_learners_memory_grows_in_blocks_unless_the_user_has_settings(monkeypatch):

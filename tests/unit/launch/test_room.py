@@ -5,7 +5,7 @@ from collections import namedtuple
 
 import pytest
 
-from launch.placement import placement
+from launch.placement import Placement, placement
 from launch.preflight.gpu_memory import Gpu, bucket_bytes, engine_gb, rank_gb, too_little_gpu_memory
 from launch.preflight.memory import ModelSize
 from launch.preflight.room import crowded_engines, too_little_room
@@ -160,6 +160,21 @@ def test_an_engine_that_cannot_fit_is_refused_and_a_tight_one_is_said():
     )
     _, (line,) = gpus_of(decided(), [Gpu("x", 80.0), Gpu("x", 1.5)], SIZE)
     assert line.startswith("GPU 1: an engine has 0.2 GB for the KV cache")
+
+
+def test_engines_that_find_no_room_when_they_wake_are_refused():
+    stays = decided({"gpu_memory_utilization": 0.92})
+    run = stays.model_copy(
+        update={"generator": stays.generator.model_copy(update={"sleep_in_updates": True})}
+    )
+    one = Placement({"learner": (0,), "generator-0": (0,)})
+    (line,), _ = too_little_gpu_memory(run, one, [Gpu("x", 20.0)], SIZE)
+    assert line.startswith(
+        "GPU 0: the learner keeps about 3.0 GB between updates, and engines that wake beside it take 18.0, of 20.0 GB;"
+    )
+    assert too_little_gpu_memory(run, one, [Gpu("x", 80.0)], SIZE)[0] == []
+    # An engine that never sleeps has its own part from the start.
+    assert too_little_gpu_memory(stays, one, [Gpu("x", 20.0)], SIZE)[0] == []
 
 
 def test_memory_that_others_hold_is_said():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.config import GeneratorConfig
+from actors.generator.engine import AlwaysAwake
 from actors.generator.generator import Generator
 from actors.generator.model_folder import ModelFacts
 from actors.generator.process import serve_generator
@@ -15,7 +16,7 @@ from protocol.errors import AddressRefused
 from protocol.weights.format import Manifest
 
 
-class Engine:
+class Engine(AlwaysAwake):
     """An engine whose weight loads hang."""
 
     version = steps = 0

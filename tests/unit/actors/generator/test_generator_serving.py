@@ -9,6 +9,7 @@ import pytest
 
 from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused, UpdateRefused
+from actors.generator.engine import AlwaysAwake
 from actors.generator.model_folder import ModelFacts
 from actors.generator.requests import HOLD_TIMEOUT_S
 from actors.generator.serving import KEEP_ALIVE_S, Serving
@@ -29,7 +30,7 @@ def sampled(ids, logp, version, finish_reason=""):
     return Sampled(np.array(ids, "i4"), np.full(n, logp, "f4"), np.full(n, version, "i4"), finish_reason)
 
 
-class EchoEngine:
+class EchoEngine(AlwaysAwake):
     """An engine that answers with the prompt: two tokens at once, and the others when ``go`` is set."""
 
     kv = "recomputed"

@@ -103,6 +103,25 @@ def test_every_recipe_loads(path):
         ({"run": {"mode": "sync"}, "learner": {"publish_every": 2}}, ["publish_every is 2"]),
         ({"generator": {"backend": "http"}}, ["generator.url is empty"]),
         (
+            {"generator": {"sleep_in_updates": True}},
+            ["generator.sleep_in_updates is true", 'run.mode is "async"', "leave it out"],
+        ),
+        (
+            {
+                "run": {"mode": "sync"},
+                "generator": {"sleep_in_updates": True, "backend": "http", "url": "http://127.0.0.1:1"},
+            },
+            ["generator.sleep_in_updates is true", 'generator.backend is "http"'],
+        ),
+        (
+            {
+                "run": {"mode": "sync"},
+                "generator": {"sleep_in_updates": True},
+                "learner": {"nodes": 2, "rendezvous": "10.0.0.1:29500"},
+            },
+            ["generator.sleep_in_updates is true", "learner.nodes is above 1"],
+        ),
+        (
             {"learner": {"sampling": {"max_trajectory_s": 59.0}}},
             ["max_trajectory_s 59", "generator_timeout_s 30", "env_timeout_s 30", "at least 60"],
         ),
