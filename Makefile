@@ -37,7 +37,7 @@ e2e: setup              ## the real system learns, at reduced length
 bench: setup            ## measure ratios against a peer or a limit, and fill docs/benchmarks.md; some twenty minutes
 	$(BIN)/python -m benchmarks.page --measure ratios learner generation weights broker
 
-gpu: setup              ## tests/gpu, and benchmarks/gpu beside bare loops; half an hour on a GPU, and a word without one
+gpu: setup              ## tests/gpu, and benchmarks/gpu beside bare loops; an hour or more on a GPU, and a word without one
 	$(BIN)/python -m pytest tests/gpu -q -rs
 	$(BIN)/python -m benchmarks.gpu
 

@@ -1,4 +1,4 @@
-"""Single-turn episodes with almost no cost of their own: a random prompt, one answer, no reward."""
+"""Single-turn episodes with almost no cost of their own: a random prompt, one answer, a reward of 0 or of chance."""
 
 import random
 from typing import Any
@@ -9,10 +9,15 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-*/=()., "
 
 
 class PromptSuite:
-    """Tasks with one random prompt per index. A prompt has ``length`` characters, each of them one token."""
+    """Tasks with one random prompt per index.
 
-    def __init__(self, length: int = 30) -> None:
-        self.length = length
+    Args:
+        length: characters of a prompt, each of them one token.
+        chance: give each episode a random reward in [0, 1), so that a learner trains on every group.
+    """
+
+    def __init__(self, length: int = 30, *, chance: bool = False) -> None:
+        self.length, self.chance = length, chance
 
     def question(self, index: int) -> ChatMessage:
         text = "".join(random.Random(index).choices(LETTERS, k=self.length))
@@ -35,7 +40,7 @@ class PromptEpisode:
         return [self._suite.question(int(data["index"]))]
 
     async def step(self, action: str) -> StepResult:
-        return StepResult(rewards={"none": 0.0}, done=True)
+        return StepResult(rewards={"chance": random.random() if self._suite.chance else 0.0}, done=True)
 
     async def close(self) -> None:
         pass

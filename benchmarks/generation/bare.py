@@ -30,10 +30,15 @@ class Bare:
         self._process = _spawn.Process(target=run_bare, args=(model, generator, work, theirs))
         self._process.start()
 
-    def round(self, mode: str) -> Outcome:
+    def round(self, mode: str, requests: int | None = None) -> Outcome:
+        """Run one round.
+
+        Args:
+            requests: number of requests, all of the work at most; None: all of them.
+        """
         pid = self._process.pid or 0
         meter = Meter({"frontend": [pid], "engine": children(pid)})
-        self._pipe.send(mode)
+        self._pipe.send((mode, requests))
         if not self._pipe.poll(WAIT_S):
             raise RuntimeError(f"the bare engine has not answered for {WAIT_S:g} s")
         tokens, seconds = self._pipe.recv()
@@ -41,7 +46,7 @@ class Bare:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._pipe.send("")
+            self._pipe.send(("", None))
         self._process.join(30.0)
         self._process.terminate()
 
@@ -51,7 +56,7 @@ def run_bare(model: Path, config: GeneratorConfig, work: Work, pipe: Any) -> Non
 
 
 async def bare(model: Path, config: GeneratorConfig, work: Work, pipe: Any) -> None:
-    """Run one round for each mode that comes over the pipe, until an empty string comes."""
+    """Run one round for each mode and number of requests that come over the pipe, until the mode is empty."""
     from actors.generator.vllm_engine.engine import VllmEngine
     from actors.render import Renderer
     from benchmarks.envs.random_prompt import PromptSuite
@@ -60,11 +65,12 @@ async def bare(model: Path, config: GeneratorConfig, work: Work, pipe: Any) -> N
     renderer, suite = Renderer(model), PromptSuite(work.prompt)
     prompts = [renderer.prompt([suite.question(n)]) for n in range(work.requests)]
     rounds = 0
-    while mode := await asyncio.to_thread(pipe.recv):
+    while (asked := await asyncio.to_thread(pipe.recv))[0]:
+        mode, requests = asked
         sampling = parameters(engine, mode, work, renderer.eos_ids)
         counts: list[int] = []
         began = time.perf_counter()
-        todo = iter(enumerate(prompts))
+        todo = iter(enumerate(prompts[:requests]))
         loops = (ask(engine._llm, todo, sampling, f"{rounds}-", counts) for _ in range(work.concurrent))
         await asyncio.gather(*loops)
         pipe.send((sum(counts), time.perf_counter() - began))

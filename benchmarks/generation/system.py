@@ -68,6 +68,7 @@ class System:
 
     Args:
         env: environment of the episodes; None: prompts of ``work`` that are answered once.
+        actors: number of actors, which share the episodes.
     """
 
     def __init__(
@@ -79,13 +80,13 @@ class System:
         keys: Path | None,
         profile: Path | None,
         env: EnvConfig | None = None,
+        actors: int = 1,
     ) -> None:
         folder.mkdir(parents=True)
         self._work, self._rounds = work, 0
         self._env = env or EnvConfig(name=ENV, params={"length": work.prompt})
         endpoint = f"tcp://127.0.0.1:{free_port()}"
         here = {"broker": endpoint, "model": str(model), "run": RUN, "keys": keys}
-        actor = ActorConfig(count=1, concurrent_episodes=work.concurrent)
         profiles = [profile and profile / f"{role}.profile" for role in ("generator", "actor")]
         self._processes = {
             "broker": _spawn.Process(target=run_broker, args=(endpoint, folder, keys)),
@@ -94,12 +95,9 @@ class System:
                 args=(profiles[0], generator),
                 kwargs=here | {"name": "generator-0", "seed": 0},
             ),
-            "actor": _spawn.Process(
-                target=run_an_actor,
-                args=(profiles[1], actor),
-                kwargs=here | {"name": "actor-0", "env": self._env},
-            ),
         }
+        self._actors = self._make_actors(actors, profiles[1], here)
+        self._processes |= self._actors
         for process in self._processes.values():
             process.start()
         hello = Hello(role="learner", peer="learner", incarnation=1, epoch=1, lineage=1)
@@ -108,14 +106,26 @@ class System:
         self._until(None)
         self._link.send(DeliveryCredit(units=1_000))
 
-    def round(self) -> Outcome:
-        """Run all requests, from putting the tasks until the last segment is delivered."""
-        meter, began, tokens, groups = (
-            Meter(self._pids()),
-            time.perf_counter(),
-            0,
-            self._work.requests // GROUP,
-        )
+    def _make_actors(self, count: int, profile: Path | None, here: dict[str, Any]) -> dict[str, Any]:
+        """Return the processes of the actors. Only the first one writes a profile."""
+        config = ActorConfig(count=count, concurrent_episodes=-(-self._work.concurrent // count))
+        return {
+            "actor" if number == 0 else f"actor-{number}": _spawn.Process(
+                target=run_an_actor,
+                args=(None if number else profile, config),
+                kwargs=here | {"name": f"actor-{number}", "env": self._env},
+            )
+            for number in range(count)
+        }
+
+    def round(self, requests: int | None = None) -> Outcome:
+        """Run requests, from putting the tasks until the last segment is delivered.
+
+        Args:
+            requests: number of requests; None: all of the work.
+        """
+        meter, began, tokens = Meter(self._pids()), time.perf_counter(), 0
+        groups = (requests or self._work.requests) // GROUP
         self._rounds += 1
         self._link.send(PutTasks(tasks=[self._task(n) for n in range(groups * GROUP)]))
         for _ in range(groups):
@@ -127,7 +137,7 @@ class System:
 
     def close(self) -> None:
         self._link.close("the benchmark is over")
-        for name in ("actor", "generator", "broker"):
+        for name in (*self._actors, "generator", "broker"):
             self._processes[name].terminate()
             self._processes[name].join(30.0)
 

@@ -1,7 +1,7 @@
 """Our generator's engine and a bare AsyncLLM on the same requests, a load into it, and the gap to the learner.
 
-The bare side is the engine's own AsyncLLM, with the same sampling parameters and without our layer. The tokens per
-second through broker and actor, too, are measured by `python -m benchmarks.generation`.
+The bare side is the engine's own AsyncLLM, with the same sampling parameters and without our layer. The step `system`
+measures broker and actors, too.
 """
 
 import asyncio
@@ -67,9 +67,14 @@ async def engine_figures(setting: GpuSetting, name: str, *, eager: bool) -> list
     ]
 
 
-def requests_of(name: str, count: int, tokens: int, *, tag: str) -> list[Request]:
-    """Return requests with random prompts, the same for each tag."""
-    rng, length = np.random.default_rng(0), 16 if name == "tiny" else 128
+def requests_of(name: str, count: int, tokens: int, *, tag: str, length: int | None = None) -> list[Request]:
+    """Return requests with random prompts, the same for each tag.
+
+    Args:
+        tokens: most tokens of an answer.
+        length: tokens of a prompt; None: the usual number.
+    """
+    rng, length = np.random.default_rng(0), length or (16 if name == "tiny" else 128)
     prompts = rng.integers(3, MODELS[name].vocabulary, (count, length)).tolist()
     return [Request(f"{tag}-{i}", prompt, tokens, 1.0, 1.0, 0, i, []) for i, prompt in enumerate(prompts)]
 

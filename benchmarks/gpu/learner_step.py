@@ -1,17 +1,20 @@
 """A learner step, and a plain PyTorch loop on the same tokens.
 
-The plain loop is what one writes first: rows of equal length, all logits with a log-softmax in float32, one loss,
-and the fused AdamW on the weights as they are. It has no DeepSpeed, no float32 masters beside bfloat16 weights, no
-proximal policy, no entropy and no metrics. It may thus be faster, and on a large vocabulary it needs more memory.
+The plain loop is what one writes first: rows in the order in which they come, padded to the longest of each
+micro-batch, all logits with a log-softmax in float32, one loss, and the fused AdamW on the weights as they are. It has
+no DeepSpeed, no float32 masters beside bfloat16 weights, no proximal policy, no entropy and no metrics. It may thus be
+faster, and on a large vocabulary it needs more memory.
 """
 
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import learner.update.target_logp as heads
 from benchmarks.gpu.ceilings import product_rate
@@ -34,12 +37,17 @@ class PlainLoop:
     def __init__(self, setting: GpuSetting, folder: Any, trajectories: list[Trajectory], rows: int) -> None:
         self._model = load(folder, setting.dtype, setting.device).train()
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-6, fused=True)
-        ids = torch.stack([torch.from_numpy(t.token_ids) for t in trajectories]).long().to(setting.device)
-        mask = torch.stack([torch.from_numpy(t.action_mask) for t in trajectories]).to(setting.device)
-        returns = torch.tensor([t.return_ for t in trajectories], device=setting.device)
-        advantages = returns - returns.mean()
-        self._parts = list(zip(*(torch.split(t, rows) for t in (ids, mask, advantages)), strict=True))
-        self._trained = float(mask[:, 1:].sum())
+        returns = torch.tensor([t.return_ for t in trajectories])
+        advantages = (returns - returns.mean()).to(setting.device)
+        self._parts = [
+            (
+                padded([t.token_ids for t in trajectories[at : at + rows]]).long().to(setting.device),
+                padded([t.action_mask for t in trajectories[at : at + rows]]).to(setting.device),
+                advantages[at : at + rows],
+            )
+            for at in range(0, len(trajectories), rows)
+        ]
+        self._trained = float(sum(t.action_tokens for t in trajectories))
 
     def step(self) -> None:
         """Compute the gradient of all rows and take a step."""
@@ -51,6 +59,11 @@ class PlainLoop:
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad()
+
+
+def padded(arrays: list[Any]) -> torch.Tensor:
+    """Return arrays as the rows of a tensor, with zeros behind those that are shorter than the longest."""
+    return pad_sequence([torch.from_numpy(array) for array in arrays], batch_first=True)
 
 
 @contextmanager
@@ -65,60 +78,124 @@ def chunk_elements(elements: int) -> Iterator[None]:
 
 
 def measure(setting: GpuSetting) -> list[Figure]:
-    """Measure each model at each length."""
+    """Measure each model at each length, with mixed lengths, and the longest rows with gradient checkpointing."""
     fastest = max(product_rate(setting))
     lengths = (32,) if setting.tiny else (512, 2048, 8192)
-    return [
-        figure
-        for name in setting.models
-        for length in lengths
-        for figure in row(setting, name, length, fastest)
+    works = [
+        *(Rows(name, length) for name in setting.models for length in lengths),
+        *(Rows(name, lengths[-1], checkpointing=True) for name in setting.models),
+        *(Rows(name, lengths[min(1, len(lengths) - 1)], mixed=True) for name in setting.models),
     ]
+    return [figure for work in works for figure in row(setting, work, fastest)]
 
 
-def row(setting: GpuSetting, name: str, length: int, fastest: float) -> list[Figure]:
-    """Return the figures of one model and length.
+@dataclass(frozen=True)
+class Rows:
+    """The work of one measurement."""
+
+    model: str
+    length: int
+    """Tokens of each row, or of the longest one."""
+    mixed: bool = False
+    """Whether lengths are spread from an eighth of the longest to the longest."""
+    checkpointing: bool = False
+    """Whether the learner computes activations again."""
+
+    @property
+    def words(self) -> str:
+        """What is measured, for the table."""
+        rows = f"rows up to {self.length}" if self.mixed else f"rows of {self.length}"
+        return f"{self.model}, {rows}{', with gradient checkpointing' if self.checkpointing else ''}"
+
+    def trajectories(self, setting: GpuSetting) -> list[Trajectory]:
+        """Return the trajectories of one step."""
+        tokens = 256 if setting.tiny else STEP_TOKENS
+        return make_batch_of(MODELS[self.model].vocabulary, self.length, tokens, mixed=self.mixed)
+
+
+def row(setting: GpuSetting, rows: Rows, fastest: float) -> list[Figure]:
+    """Return the figures of one piece of work.
 
     Args:
         fastest: operations per second of a large product, to which the used share refers.
     """
-    shape, folder = MODELS[name], make_model(name, setting.folder, setting.dtype)
-    trajectories = make_batch_of(shape.vocabulary, length, 256 if setting.tiny else STEP_TOKENS)
-    trained = sum(t.action_tokens for t in trajectories)
+    folder = make_model(rows.model, setting.folder, setting.dtype)
+    trajectories = rows.trajectories(setting)
     config = LearnerConfig.model_validate(
         {
             "dtype": setting.dtype_name,
-            "micro_batch_tokens": max(length, 128 if setting.tiny else MICRO_BATCH_TOKENS),
+            "micro_batch_tokens": max(rows.length, 128 if setting.tiny else MICRO_BATCH_TOKENS),
+            "gradient_checkpointing": rows.checkpointing,
             "optimizer": {"lr": 1e-6},
         }
     )
     engine = TrainingEngine(config, model=str(folder), total_steps=1000, seed=0)
+    chunks = CHUNKS if not (rows.checkpointing or rows.mixed) else CHUNKS[1:2]
     try:
-        plain = PlainLoop(setting, folder, trajectories, max(1, config.micro_batch_tokens // length))
+        plain = PlainLoop(setting, folder, trajectories, max(1, config.micro_batch_tokens // rows.length))
+        padding = list[float]()
 
         def ours(elements: int) -> None:
             with chunk_elements(elements):
-                assert engine.update(trajectories, current_version=0).applied
+                report = engine.update(trajectories, current_version=0)
+            assert report.applied
+            padding.append(report.metrics["learner/padding_fraction"])
 
-        arms: dict[str, Callable[[], object]] = {f"2^{n.bit_length() - 1}": partial(ours, n) for n in CHUNKS}
+        arms: dict[str, Callable[[], object]] = {chunk_name(n): partial(ours, n) for n in chunks}
         found = setting.in_turns(arms | {"plain": plain.step})
-        memory = peaks(setting, {"learner": arms["2^25"], "plain": plain.step})
+        memory = peaks(setting, {"learner": arms[chunk_name(chunks[0])], "plain": plain.step})
         parameters = engine.parameters.whole
     finally:
         engine.close()
         gc.collect()
+    figures = rates(rows, trajectories, found, parameters, fastest)
+    figures.append(
+        Figure(f"{rows.words}: peak memory, both models loaded", "GB", memory["learner"], "plain PyTorch",
+               memory["plain"])
+    )  # fmt: skip
+    if rows.mixed:
+        figures.append(Figure(f"{rows.words}: padding of the learner", "share", padding[-1:]))
+    return figures
+
+
+def chunk_name(elements: int) -> str:
+    """Return the size of a chunk in words.
+
+    Example:
+        >>> chunk_name(2**25)
+        '2^25'
+    """
+    return f"2^{elements.bit_length() - 1}"
+
+
+def rates(
+    rows: Rows,
+    trajectories: list[Trajectory],
+    found: dict[str, list[float]],
+    parameters: int,
+    fastest: float,
+) -> list[Figure]:
+    """Return trained tokens per second of each arm, and the used share of the device.
+
+    Args:
+        found: seconds of each arm.
+        parameters: parameters of the model.
+    """
+    trained = sum(t.action_tokens for t in trajectories)
     bare = [trained / s for s in found["plain"]]
-    work = operations(shape, parameters, sum(len(t.token_ids) for t in trajectories), length)
-    where = f"{name}, rows of {length}"
-    used = {side: [work / s / fastest for s in found[side]] for side in ("2^25", "plain")}
+    arms = [arm for arm in found if arm != "plain"]
+    work = sum(
+        operations(MODELS[rows.model], parameters, len(t.token_ids), len(t.token_ids)) for t in trajectories
+    )
+    used = {side: [work / s / fastest for s in found[side]] for side in (arms[0], "plain")}
     return [
         *(
-            Figure(f"{where}: learner step, chunks of {n}", "trained tokens/s", [trained / s for s in found[n]],
-                   "plain PyTorch", bare)
-            for n in arms
+            Figure(f"{rows.words}: learner step, chunks of {arm}", "trained tokens/s",
+                   [trained / s for s in found[arm]], "plain PyTorch", bare)
+            for arm in arms
         ),
-        Figure(f"{where}: operations over those of a product", "share", used["2^25"], "plain PyTorch", used["plain"]),
-        Figure(f"{where}: peak memory, both models loaded", "GB", memory["learner"], "plain PyTorch", memory["plain"]),
+        Figure(f"{rows.words}: operations over those of a product", "share", used[arms[0]], "plain PyTorch",
+               used["plain"]),
     ]  # fmt: skip
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.envs.random_prompt import LETTERS
+from launch.tokenizer import make_tokenizer, save_tokenizer
 from learner.trajectory import Trajectory
 from protocol.messages.segments import Reward, Turn
 
@@ -32,24 +34,29 @@ MODELS = {
     "4B": ModelShape(151_936, 2560, 36, 32, 8, 128, 9728),
 }
 LONGEST = 40_960
+TEMPLATE_TOKENS = 8
+"""Room for the special tokens that a chat template puts around one prompt."""
 GROUP = 8
 
 
 def make_model(name: str, folder: Path, dtype: torch.dtype) -> Path:
-    """Write a random model of this name, unless it is there already, and return its folder."""
+    """Write a random model of this name with a tokenizer of letters, unless it is there, and return its folder."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     shape, target = MODELS[name], folder / name
     if (target / "model.safetensors").exists() or (target / "model.safetensors.index.json").exists():
         return target
+    tokenizer = make_tokenizer(list(LETTERS))
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=shape.vocabulary, hidden_size=shape.width, num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
         intermediate_size=shape.inner, max_position_embeddings=LONGEST, tie_word_embeddings=True,
-        bos_token_id=0, eos_token_id=1, pad_token_id=2,
+        bos_token_id=tokenizer.token_to_id("<bos>"), eos_token_id=tokenizer.token_to_id("<eos>"),
+        pad_token_id=tokenizer.token_to_id("<pad>"),
     )  # fmt: skip
     Qwen3ForCausalLM(config).to(dtype).save_pretrained(target, max_shard_size="64GB")
+    save_tokenizer(tokenizer, target, max_length=LONGEST)
     return target
 
 
@@ -70,22 +77,33 @@ def operations(shape: ModelShape, parameters: int, tokens: int, length: int) -> 
     return float((6 * parameters + attention) * tokens)
 
 
-def make_batch_of(vocabulary: int, length: int, tokens: int) -> list[Trajectory]:
-    """Return trajectories of equal length, a quarter prompt, in groups of 8, with about ``tokens`` tokens in all."""
-    rng, count = np.random.default_rng(0), max(GROUP, tokens // length // GROUP * GROUP)
+def make_batch_of(vocabulary: int, length: int, tokens: int, *, mixed: bool = False) -> list[Trajectory]:
+    """Return trajectories, a quarter prompt, in groups of 8, with about ``tokens`` tokens in all.
+
+    Args:
+        length: length of all trajectories, or of the longest ones.
+        mixed: spread lengths evenly from an eighth of ``length`` to ``length``, in a random order.
+    """
+    rng, mean = np.random.default_rng(0), length * 9 / 16 if mixed else length
+    count = max(GROUP, int(tokens / mean) // GROUP * GROUP)
+    lengths = (
+        rng.permutation(np.linspace(length / 8, length, count).astype(int)) if mixed else [length] * count
+    )
+    return [trajectory(rng, vocabulary, int(each), i) for i, each in enumerate(lengths)]
+
+
+def trajectory(rng: np.random.Generator, vocabulary: int, length: int, number: int) -> Trajectory:
+    """Return a trajectory of random tokens with a random reward."""
     prompt = length // 4
     mask = np.arange(length) >= prompt
-    turns = [Turn(0, 0, prompt, False), Turn(1, prompt, length, True)]
-    return [
-        Trajectory(
-            trajectory_id=f"t{i}", group_id=f"g{i // GROUP}", group_size=GROUP, env="benchmark", status="finished",
-            purpose="train", token_ids=rng.integers(3, vocabulary, length).astype(np.int32), action_mask=mask,
-            logp_behaviour=np.where(mask, -math.log(vocabulary), 0).astype(np.float32),
-            policy_version=np.where(mask, 0, -1).astype(np.int32), turns=turns,
-            rewards=[Reward("score", 1, float(rng.random()))],
-        )
-        for i in range(count)
-    ]  # fmt: skip
+    return Trajectory(
+        trajectory_id=f"t{number}", group_id=f"g{number // GROUP}", group_size=GROUP, env="benchmark",
+        status="finished", purpose="train", token_ids=rng.integers(3, vocabulary, length).astype(np.int32),
+        action_mask=mask, logp_behaviour=np.where(mask, -math.log(vocabulary), 0).astype(np.float32),
+        policy_version=np.where(mask, 0, -1).astype(np.int32),
+        turns=[Turn(0, 0, prompt, False), Turn(1, prompt, length, True)],
+        rewards=[Reward("score", 1, float(rng.random()))],
+    )  # fmt: skip
 
 
 def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:

@@ -1,11 +1,11 @@
-"""Measure what Offbeat reaches on one GPU, each figure beside a bare loop, in about half an hour.
+"""Measure what Offbeat reaches on one GPU, each figure beside a bare loop, in about an hour.
 
-    python -m benchmarks.gpu [--steps ceilings learner publish load generation] [--models 0.6B 1.7B]
-                             [--repetitions 3] [--out build/gpu]
+    python -m benchmarks.gpu [--steps ceilings learner attention gradients publish load generation updates system
+                             training] [--models 0.6B 1.7B] [--repetitions 3] [--out build/gpu]
     python -m benchmarks.gpu --device cpu --tiny
 
 Each step runs in a process of its own, so a step that fails takes nothing from the others, and the next one finds
-the GPU empty. Both sides of a figure take turns in one process. The table has medians, with minimum and maximum in
+the GPU empty. Both sides of a figure take turns. The table has medians, with minimum and maximum in
 brackets. Models and versions lie in shared memory meanwhile: 8 GB and twice that for a version of 8 GB.
 
 With `--device cpu --tiny` every step runs in seconds with a model of some thousand parameters. That proves that the
@@ -29,11 +29,16 @@ from benchmarks.report import save_results
 STEPS = {
     "ceilings": "benchmarks.gpu.ceilings",
     "learner": "benchmarks.gpu.learner_step",
+    "attention": "benchmarks.gpu.attention",
+    "gradients": "benchmarks.gpu.gradient_sums",
     "publish": "benchmarks.gpu.publish",
     "load": "benchmarks.gpu.load",
     "generation": "benchmarks.gpu.generation",
+    "updates": "benchmarks.gpu.update_cost",
+    "system": "benchmarks.gpu.system",
+    "training": "benchmarks.gpu.training",
 }
-STEP_TIMEOUT_S = 1200.0
+STEP_TIMEOUT_S = 2400.0
 NO_GPU = "no GPU is here, so nothing was measured; try the programs with `python -m benchmarks.gpu --device cpu --tiny`"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.program import STEPS
+from benchmarks.gpu.training import ARMS
 
 ROOT = Path(__file__).parents[3]
 EXPECTED = {
@@ -16,6 +17,16 @@ EXPECTED = {
     "learner": {
         "tiny, rows of 32: learner step, chunks of 2^25",
         "tiny, rows of 32: learner step, chunks of 2^29",
+        "tiny, rows of 32, with gradient checkpointing: learner step, chunks of 2^27",
+        "tiny, rows up to 32: padding of the learner",
+    },
+    "attention": {
+        "attention of tiny, one row of 64: torch's choice",
+        "attention of tiny, one row of 64: plain",
+    },
+    "gradients": {
+        "tiny, 4 micro-batches of 24 tokens: error of the sums",
+        "tiny, 4 micro-batches of 24 tokens: error of the gradient, to float32",
     },
     "publish": {"publish 6.55e-05 GB: learner stands", "publish 6.55e-05 GB: announced"},
     "load": {"load 6.55e-05 GB: through pinned buffers", "load 6.55e-05 GB: from the mapped file"},
@@ -24,6 +35,13 @@ EXPECTED = {
         "tiny, without graphs: pause for a load",
         "tiny, without graphs: gap to float32 after the loads, mean",
     },
+    "updates": {
+        f"tiny, 4 running requests of 48 tokens and more, cache {kind}: {figure}"
+        for kind in ("kept", "recomputed")
+        for figure in ("cost of an update", "tokens lost to an update")
+    },
+    "system": {"tiny, chunks of 16: 8 episodes, broker to actor"},
+    "training": {f"tiny, learner and generator on one device: {arm}" for arm in ARMS},
 }
 
 
@@ -33,7 +51,7 @@ def run(step, out):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.gpu", "--here", *options]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240.0, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580.0, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return {figure["name"]: figure for figure in json.loads((out / f"{step}.json").read_text())}
@@ -44,14 +62,34 @@ def test_each_step_is_tested_here():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["ceilings", "learner", "publish", "load"])
+@pytest.mark.parametrize("step", ["ceilings", "learner", "attention", "publish", "load"])
 def test_a_step_runs_tiny_on_a_cpu(tmp_path, step):
     figures = run(step, tmp_path)
     assert set(figures) >= EXPECTED[step]
     assert all(value > 0 for figure in figures.values() for value in figure["values"])
-    if step != "ceilings":
-        timed = [figure for figure in figures.values() if "memory" not in figure["name"]]
-        assert all(len(figure["values"]) == len(figure["bare"]) == 2 for figure in timed)
+    timed = [figure for figure in figures.values() if figure["beside"] and "memory" not in figure["name"]]
+    assert step == "ceilings" or timed
+    assert all(len(figure["values"]) == len(figure["bare"]) == 2 for figure in timed)
+
+
+@pytest.mark.slow
+def test_the_learner_sums_gradients_without_loss(tmp_path):
+    figures = run("gradients", tmp_path)
+    assert set(figures) == EXPECTED["gradients"]
+    sums, whole = figures.values()
+    assert sums["values"][0] < 1e-6 < 1e-3 < sums["bare"][0]
+    # Both have the rounding of each pass in bfloat16, and the bare sums have their own beside it.
+    assert 1e-3 < whole["values"][0] < whole["bare"][0]
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("step", ["updates", "system", "training"])
+def test_a_step_with_engines_runs_tiny_on_a_cpu(tmp_path, step):
+    figures = run(step, tmp_path)
+    assert set(figures) == EXPECTED[step]
+    assert all(figure["values"] for figure in figures.values())
 
 
 @pytest.mark.engine

@@ -139,7 +139,7 @@ def main():
         engine = TrainingEngine(chosen, model=model, total_steps=10, seed=5)
         found = {}
         if name == [SUMS]:
-            found = {"errors": gradient_errors(engine, 2)}
+            found = {"errors": gradient_errors(engine)}
             found |= {"loaded": loaded(model, chosen, 2)} if stage == "3" else {}
         if engine.rank > 0:
             engine.follow()
