@@ -4,6 +4,7 @@
   `outcome`, `report`: what an update did.
 - `credit_assignment`, `estimates`: rewards to advantages. `batching`: trajectories to micro-batches.
 - `objective`: the objective, put together from `learner.algorithms`.
-- `policy`, `target_logp`, `critic`, `frozen`: the models. `deepspeed_zero`, `ranks`, `cpu`: the machinery.
+- `policy`, `target_logp`, `critic`, `frozen`: the models. `deepspeed_zero`, `ranks`: the machinery.
+- `cpu`: what makes torch fast on a CPU; `gpu_queue`: what keeps the host ahead of a GPU.
 - `gathering`: whole weights from shards; `pretrained`: the model as a folder.
 """

@@ -81,7 +81,9 @@ class TokenRecorder:
     """
 
     def __init__(self, tokens: int, ranks: int) -> None:
-        self._rows = torch.zeros(len(ROWS), tokens)
+        self._table = torch.zeros(len(ROWS), tokens)
+        self._waiting: list[tuple[list[int], NDArray[np.int64], Tensor]] = []
+        """Rows, tokens and numbers that may still be on their way from a GPU."""
         self._ranks = ranks
         self._pass_index = 0
         self._step_tokens: list[NDArray[np.int64]] = []
@@ -104,7 +106,8 @@ class TokenRecorder:
         # Invariant: one rank holds the numbers of a token, because `gathered` sums over ranks. In a new pass
         # it may be a different rank.
         if pass_index != self._pass_index:
-            self._rows.zero_()
+            self._waiting = []
+            self._table.zero_()
             self._pass_index = pass_index
         self._step_tokens = []
         self._adaptive.append(numbers)
@@ -115,7 +118,8 @@ class TokenRecorder:
         """Record rows of all targets of a micro-batch."""
         if micro_batch.token[0] >= 0:
             for name, values in rows.items():
-                self._rows[ROWS.index(name), micro_batch.token] = values.detach().float().cpu()
+                numbers = values.detach().float()[None]
+                self._waiting.append(([ROWS.index(name)], micro_batch.token, numbers))
 
     def policy(self, micro_batch: MicroBatch, diagnostics: Diagnostics) -> None:
         """Record the objective's diagnostics for the targets that carry policy gradient."""
@@ -123,8 +127,17 @@ class TokenRecorder:
             return
         token = micro_batch.token[micro_batch.policy]
         values = [getattr(diagnostics, name).float() for name in DIAGNOSTICS]
-        self._rows[: len(DIAGNOSTICS) + 1, token] = torch.stack([torch.ones_like(values[0]), *values]).cpu()
+        numbers = torch.stack([torch.ones_like(values[0]), *values])
+        self._waiting.append((list(range(len(numbers))), token, numbers))
         self._step_tokens.append(token)
+
+    @property
+    def _rows(self) -> Tensor:
+        """All rows, [rows, M]. Whoever reads them waits for a GPU that computes them, so nobody does between passes."""
+        for rows, token, numbers in self._waiting:
+            self._table[torch.tensor(rows)[:, None], torch.from_numpy(token)] = numbers.cpu()
+        self._waiting = []
+        return self._table
 
     def end_step(self, result: OptimizerStep, lr: float) -> None:
         """Record the result and the learning rate of the policy's optimizer step."""

@@ -22,6 +22,7 @@ from learner.update.batching.batch import Batch
 from learner.update.cpu import keep_freed_memory, use_float_attention
 from learner.update.critic import load_critic
 from learner.update.frozen import FrozenPolicy
+from learner.update.gpu_queue import pack_no_rows
 from learner.update.objective.adaptive import first_state, reference_policies
 from learner.update.outcome import UpdateOutcome
 from learner.update.policy import PolicyModule, load_policy
@@ -44,6 +45,7 @@ class RankEngine:
         torch.set_num_threads(config.threads_used)
         keep_freed_memory()
         use_float_attention()
+        pack_no_rows()
         self.config = config
         take_gpu(config)
         self.rank, self.ranks = zero.join_ranks(config)

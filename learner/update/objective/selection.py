@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -27,9 +28,10 @@ def columns_on_device(micro_batch: MicroBatch, device: torch.device) -> dict[str
 def policy_targets(micro_batch: MicroBatch, device: torch.device) -> Chosen:
     """Return the index of the targets that carry policy gradient.
 
-    If all targets carry it, the index is a slice, which copies nothing.
+    If all targets carry it, the index is a slice, which copies nothing. Else it has numbers and is no mask, because the
+    host would wait for a GPU that counts a mask.
     """
-    return slice(None) if micro_batch.policy.all() else on_device(micro_batch.policy, device)
+    return slice(None) if micro_batch.policy.all() else on_device(np.flatnonzero(micro_batch.policy), device)
 
 
 def chosen_tokens(
