@@ -41,6 +41,23 @@ def take_gpu(config: LearnerConfig) -> None:
         torch.cuda.set_per_process_memory_fraction(share, place)
 
 
+def forget_peak_memory() -> None:
+    """Begin a new measurement of the most memory in use."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.reset_peak_memory_stats()
+
+
+def memory_metrics() -> dict[str, float]:
+    """Return the metrics of this rank's GPU since `forget_peak_memory`; empty on a CPU, where nothing is measured."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "learner/gpu_memory_peak_gb": torch.cuda.max_memory_allocated() / 1e9,
+        "learner/gpu_memory_used_share": 1 - free / total,
+    }
+
+
 def make_room(ranks: int) -> None:
     """Give back memory that torch keeps for later, on all ranks, if generators wake on these GPUs now.
 

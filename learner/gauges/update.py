@@ -75,6 +75,22 @@ UPDATE = table(
             "share of the input tokens that another trajectory had computed",
         ),
         Gauge("learner/step_seconds", "s", "time of the update"),
+        Gauge(
+            "learner/tflops_per_rank",
+            "Tflop/s",
+            "useful floating-point operations of a rank in a second of the update: both passes over each computed "
+            "token, without padding and what is computed twice; over the rate of your GPU it is the MFU",
+        ),
+        Gauge(
+            "learner/gpu_memory_peak_gb",
+            "GB",
+            "most memory that tensors of rank 0 took on its GPU during the update",
+        ),
+        Gauge(
+            "learner/gpu_memory_used_share",
+            "share",
+            "share of the memory of rank 0's GPU that all its processes held at the end of the update",
+        ),
         Gauge("learner/wait_seconds", "s", "time waited for a full batch before the update"),
         Gauge(
             "learner/publish_seconds",

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from learner.checkpoints import checkpoint_files
 from learner.config import LearnerConfig
 from learner.credit.bundles import risk_advantages
+from learner.model.operations import mean_length
 from learner.publishing.weight_copy import OutgoingWeights, register, rounded_shapes
 from learner.settings.advantages import RiskAdvantage
 from learner.trajectory import Trajectory
@@ -113,7 +114,23 @@ class TrainingEngine:
             ranks.send(*ranks.encode_batch(ranks.RunUpdate, batch))
         outcome = self._own.run(batch)
         seconds = time.perf_counter() - started
-        return make_report(trajectories, batch, outcome, current_version=current_version, seconds=seconds)
+        report = make_report(trajectories, batch, outcome, current_version=current_version, seconds=seconds)
+        report.metrics.update(self._device_metrics(trajectories, outcome.filled, seconds))
+        return report
+
+    def _device_metrics(
+        self, trajectories: Sequence[Trajectory], computed: int, seconds: float
+    ) -> dict[str, float]:
+        """Return the metrics of an update's devices.
+
+        Args:
+            computed: tokens that all ranks have computed, without padding.
+        """
+        metrics = dict(self._own.memory)
+        if (operations := self._own.operations) is not None:
+            work = operations.of(computed, mean_length([len(t.token_ids) for t in trajectories]))
+            metrics["learner/tflops_per_rank"] = work / seconds / self.ranks / 1e12
+        return metrics
 
     def _batch(self, trajectories: Sequence[Trajectory], current_version: int) -> Batch | None:
         """Assign credit and lay out the batch. Return None if the critic's estimates are not finite."""

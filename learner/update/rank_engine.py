@@ -12,8 +12,9 @@ from learner.checkpoints import checkpoint
 from learner.checkpoints.optimizer_parts import parts_to_save, restore
 from learner.checkpoints.shards import ShardReader, shard_file, write_shard
 from learner.config import LearnerConfig
-from learner.gpu import make_room, take_gpu
+from learner.gpu import forget_peak_memory, make_room, memory_metrics, take_gpu
 from learner.model.lora import count_parameters, frozen_digest
+from learner.model.operations import token_operations
 from learner.model.routes import RouteReplay
 from learner.publishing.weight_copy import CopyStream
 from learner.update import deepspeed_zero as zero
@@ -54,6 +55,8 @@ class RankEngine:
         policy = self._load_policy(model)
         self.parameters = count_parameters(policy)
         """Trained and all parameters of the policy, its value head included."""
+        self.operations = token_operations(policy.lm)
+        """Floating-point operations for a token; None if the model's configuration does not tell."""
         self._base = frozen_digest(policy.lm)
         log.info("training %s; adapters: %s", self.parameters, self._lora or "none")
         self.deepspeed = zero.initialise(policy, config, self.ranks)
@@ -72,6 +75,8 @@ class RankEngine:
         """Updates run so far, over restarts, without those that ended because estimates were not finite."""
         self.optimizer_steps = 0
         """Optimizer steps applied so far, over restarts."""
+        self.memory: dict[str, float] = {}
+        """Metrics of the GPU's memory in the last update; empty on a CPU."""
         make_room(self.ranks)
 
     def _load_policy(self, model: str) -> PolicyModule:
@@ -139,11 +144,13 @@ class RankEngine:
         if change is not None and self.updates == change.step and "reference" in frozen:
             frozen["reference"].replace(gathering.trained_weights(self.deepspeed))
         before = self._snapshot() if "predecessor" in frozen else []
+        forget_peak_memory()
         outcome = self.updater.run(batch, step=self.updates, optimizer_step=self.optimizer_steps)
         if before and outcome.applied:
             frozen["predecessor"].replace(before)
         self.updates += 1
         self.optimizer_steps += outcome.applied
+        self.memory = memory_metrics()
         make_room(self.ranks)
         return outcome
 

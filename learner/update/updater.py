@@ -259,8 +259,8 @@ class Updater:
         if outputs.value is not None and critic is not None:
             loss = loss + critic.coefficient * self._value_loss(micro_batch, outputs.value)
             recorder.put(micro_batch, {"value": outputs.value.detach()})
-        # Invariant: all ranks skip a step together. A NaN in the gradient reaches every rank, whichever way the loss was
-        # not finite. The host reads no number here, so that the next passes are queued while a GPU computes.
+        # Invariant: all ranks skip a step together. A NaN in the gradient reaches every rank, whichever way the loss
+        # was not finite. The host reads no number here, so that passes are queued while a GPU computes.
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
 
     def _value_loss(self, micro_batch: MicroBatch, values: Tensor) -> Tensor:

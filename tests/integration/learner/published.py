@@ -1,4 +1,4 @@
-"""What an engine publishes and saves, for tests to compare."""
+"""What an engine reports, publishes and saves, for tests to compare."""
 
 from pathlib import Path
 
@@ -7,6 +7,14 @@ import torch
 from learner.checkpoints.checkpoint_files import latest_name
 from learner.checkpoints.shards import ShardReader
 from protocol.weights.format import layout
+
+TIMED = {"learner/step_seconds", "learner/tflops_per_rank"}
+"""Metrics of an update that depend on the clock."""
+
+
+def without_times(metrics):
+    """Return the metrics of an update that do not depend on the clock."""
+    return {name: value for name, value in metrics.items() if name not in TIMED}
 
 
 def weights_of(engine):

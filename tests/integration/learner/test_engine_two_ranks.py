@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from learner.update.engine import TrainingEngine
-from tests.integration.learner.published import weights_of
+from tests.integration.learner.published import TIMED, weights_of
 from tests.integration.learner.start_ranks import run_two_ranks
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.integration.learner.two_ranks import SUMS, batches, settings
@@ -45,7 +45,7 @@ def test_two_ranks_equal_one(model, out, stage):
     for batch, metrics, tokens in zip(batches(), result["metrics"], result["tokens"], strict=True):
         expected = single.update(batch, current_version=0).metrics
         assert tokens == sum(t.action_tokens for t in batch) == metrics["learner/trained_tokens"]
-        for name in expected.keys() - {"learner/step_seconds", "learner/padding_fraction"}:
+        for name in expected.keys() - TIMED - {"learner/padding_fraction"}:
             assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), name
     found, expected = load_file(out / f"{stage}-float32" / "trained.safetensors"), weights_of(single)
     single.close()

@@ -8,7 +8,7 @@ import torch
 import learner.gpu
 from launch.exit_codes import FINAL, exit_code
 from learner.config import LearnerConfig
-from learner.gpu import take_gpu
+from learner.gpu import forget_peak_memory, memory_metrics, take_gpu
 from protocol.errors import GpuUnusable
 
 GIVEN = LearnerConfig(devices=(2, 3), processes=2, gpu_memory_utilization=0.4)
@@ -70,3 +70,22 @@ def test_a_rank_takes_its_gpu_and_its_part_of_the_memory(monkeypatch):
     calls.clear()
     take_gpu(GIVEN.model_copy(update={"gpu_memory_utilization": 1.0}))
     assert calls == ["computed", ("device", 1)]
+
+
+def test_memory_is_missing_on_a_cpu_and_not_zero():
+    forget_peak_memory()
+    assert memory_metrics() == {}
+
+
+def test_memory_is_that_of_the_update_and_of_all_processes(monkeypatch):
+    forgotten = []
+    cuda = types.SimpleNamespace(
+        is_initialized=lambda: True,
+        reset_peak_memory_stats=lambda: forgotten.append(True),
+        mem_get_info=lambda: (20_000_000_000, 80_000_000_000),
+        max_memory_allocated=lambda: 30_000_000_000,
+    )
+    monkeypatch.setattr(learner.gpu, "torch", types.SimpleNamespace(cuda=cuda))
+    forget_peak_memory()
+    assert forgotten == [True]
+    assert memory_metrics() == {"learner/gpu_memory_peak_gb": 30.0, "learner/gpu_memory_used_share": 0.75}
