@@ -56,5 +56,5 @@ def test_two_updates_and_a_resume_equal_those_without_offload(start, tmp_path, s
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_gradients_in_bfloat16_are_summed_without_loss(start, stage):
-    found, rounded = gradient_errors(start(zero_stage=stage, dtype="bfloat16", offload="optimizer"), 1)
+    found, rounded = gradient_errors(start(zero_stage=stage, dtype="bfloat16", offload="optimizer"))
     assert found < rounded / 1000

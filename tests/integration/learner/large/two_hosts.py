@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[4]))
 
 from learner.errors import HostsDiffer
 from learner.process.ranks import lead
+from learner.process.shared_gpu import SharedGpu
 from learner.process.stopping import Stop, leave
 from tests.integration.learner.published import weights_of
 from tests.integration.learner.two_ranks import batches, settings
@@ -27,7 +28,9 @@ def main():
     two = {"processes": 1, "nodes": 2, "micro_batch_tokens": tokens}
     config = settings(3, "float32", 1).model_copy(update=two)
     try:
-        engine = lead(config, Stop(), model=model, seed=5, segment_tokens=None, run_dir=folder)
+        engine = lead(
+            config, Stop(), SharedGpu(None, 0.0), model=model, seed=5, segment_tokens=None, run_dir=folder
+        )
     except HostsDiffer as error:
         sys.exit(f"refused: {error}")
     first, second, _ = batches()
