@@ -14,7 +14,7 @@ class RouteBook:
     Example:
         >>> book = RouteBook()
         >>> book.note(0, 0, 2, before=-1); book.note(1, 2, 4, before=0); book.note(2, 4, 5, before=0)
-        >>> book.add(2, Routes(np.array([0, 1, 2, 3], "i4"), np.array([[0, 1], [2, 3], [4, 5], [6, 7]], "u1")))
+        >>> book.add(2, Routes(np.array([0, 1, 2], "i4"), np.array([[0, 1], [2, 3], [4, 5]], "u1")))
         >>> {name: array.tolist() for name, array in book.take(5).items()}
         {'routed_token': [0, 1, 4], 'routed_experts': [0, 1, 2, 3, 4, 5]}
         >>> book.take(5)
@@ -41,17 +41,13 @@ class RouteBook:
         self._spans[turn], self._before[turn] = (first, end), before
 
     def add(self, turn: int, routes: Routes) -> None:
-        """Add rows by position in the context of a turn.
-
-        Rows behind its end are dropped: a stop string cut it there.
-        """
+        """Add rows by position in the context of a turn. All of them are of tokens that the turn has."""
         way = []
         while turn >= 0:
             way.append(self._spans[turn])
             turn = self._before[turn]
         context = np.concatenate([np.arange(*span, dtype=np.int32) for span in reversed(way)])
-        rows = routes.rows(routes.tokens < len(context))
-        moved = Routes(context[rows.tokens], rows.experts)
+        moved = Routes(context[routes.tokens], routes.experts)
         self._rows = together([moved] if self._rows is None else [self._rows, moved])
 
     def waits(self, end: int) -> bool:

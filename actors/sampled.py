@@ -137,6 +137,12 @@ class Sampled:
             finish_reason="stop",
         )
 
+    def routed_before(self, end: int) -> "Sampled":
+        """Return the same tokens without the rows of experts from position ``end`` on."""
+        if self.routes is None or (kept := self.routes.tokens < end).all():
+            return self
+        return replace(self, routes=self.routes.rows(kept) if kept.any() else None)
+
     @property
     def arrays(self) -> Arrays:
         """Arrays of the tokens by their names on the wire."""

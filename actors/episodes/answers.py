@@ -79,6 +79,8 @@ class TurnSampler:
                     waiting.close()
                     sampled = self._until_stop(sampled, tokens, keep_special)
                     tokens += sampled.token_ids.tolist()
+                    # The generator may be ahead: it computed tokens behind a stop string, too.
+                    sampled = sampled.routed_before(len(request.prompt) + len(tokens) - len(turn))
                     reason, generator = sampled.finish_reason, sampled.generator
                     yield sampled
                     if reason:

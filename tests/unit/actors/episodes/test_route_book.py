@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors import route_book
-from actors.route_book import RouteBook
 from actors.sampled import Routes, Sampled
 from actors.segments import Closing, SegmentCutter
 from protocol.codec import encode_arrays
@@ -70,14 +69,6 @@ def test_each_row_leaves_once_with_its_token(found, limit, rows_of_message, widt
     assert dict(reversed(got)) == dict(reversed(expected))
     assert sum(cut.segment.tokens for cut in cuts) == total
     assert [cut.segment.status for cut in cuts][-1] == "finished"
-
-
-def test_rows_behind_a_cut_answer_are_dropped():
-    book = RouteBook()
-    book.note(0, 0, 2, before=-1)
-    book.note(1, 2, 3, before=0)
-    book.add(1, Routes(np.array([1, 2, 3], np.int32), np.zeros((3, 4), np.uint8)))
-    assert book.take(9)["routed_token"].tolist() == [1, 2]
 
 
 def test_the_broker_takes_segments_with_rows_and_those_that_have_nothing_else():

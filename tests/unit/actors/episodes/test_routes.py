@@ -1,6 +1,7 @@
 """Experts of tokens on their way from the engine to the segments of a trajectory."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from actors.generator_client.chunks import with_held
 from actors.generator_client.turn_request import TurnRequest, generate_message, routed
 from actors.sampled import Routes, nothing, routes_in
 from protocol.codec import decode, unpack_arrays
+from tests.unit.actors.episodes import asking
 from tests.unit.actors.generator.test_generator_serving import Desk, sampled
 from tests.unit.actors.test_episode import DONE, Env, Script, play, say
 
@@ -19,23 +21,29 @@ def rows(*positions, width=2, dtype=np.uint8):
     return Routes(np.array(positions, np.int32), np.array([[p % 7] * width for p in positions], dtype))
 
 
-class Routed(Script):
-    """A policy that sends rows for all tokens from the position asked for to the last but one."""
+async def with_rows(request, pieces):
+    """Yield sampled pieces with rows for all tokens from the position asked for to the last but one."""
+    known, position = request.routes_from, len(request.prompt)
+    async for piece in pieces:
+        position += len(piece)
+        routes = None
+        if known is not None and known < position - 1:
+            routes, known = rows(*range(known, position - 1)), position - 1
+        yield replace(piece, routes=routes)
 
-    async def turn(self, request):
-        known, position = request.routes_from, len(request.prompt)
-        async for piece in super().turn(request):
-            position += len(piece)
-            routes = None
-            if known is not None and len(piece):
-                routes, known = rows(*range(known, position - 1)), position - 1
-            yield type(piece)(
-                piece.token_ids,
-                piece.logp_behaviour,
-                piece.policy_version,
-                piece.finish_reason,
-                routes=routes,
-            )
+
+class Routed(Script):
+    """A policy that sends rows of experts."""
+
+    def turn(self, request):
+        return with_rows(request, super().turn(request))
+
+
+class RoutedPieces(asking.Pieces):
+    """A policy that sends rows of experts, for turns that are sampled side by side."""
+
+    def turn(self, request):
+        return with_rows(request, super().turn(request))
 
 
 def taken(cuts):
@@ -65,9 +73,34 @@ def test_nobody_asks_if_the_task_does_not():
     assert not taken(cuts)
 
 
-def test_rows_of_tokens_behind_a_stop_string_are_left_out():
-    script = Routed(["a.", "bc$"], "x$")
-    cuts, _ = play(Env(say("go"), DONE), script, routes=True, stop=["."])
+@pytest.mark.parametrize("answer", [["a.", "bc$"], ["a.bcdefghijkl$"], ["a", "b.cdefghijkl$"]])
+@pytest.mark.parametrize("said", ["go", "g" * 30])
+def test_rows_of_tokens_behind_a_stop_string_are_left_out(answer, said):
+    """The next turn asks for the row of the last token that is left, and of those that follow it."""
+    script = Routed(answer, "x$")
+    cuts, _ = play(Env(say(said), DONE), script, routes=True, stop=["."])
+    tokens = sum(cut.segment.tokens for cut in cuts)
+    assert taken(cuts) == {token: token % 7 for token in range(tokens - 1)}
+    second = script.requests[1]
+    left = len(second.prompt) - len(said) - 2
+    assert second.routes_from in (left - 1, left)
+
+
+def test_requests_ask_from_the_end_of_an_answer_that_a_stop_string_cut(monkeypatch):
+    monkeypatch.setattr(asking, "Pieces", RoutedPieces)
+
+    async def work(ask):
+        number, _ = await ask("A:")
+        await ask("B", number)
+
+    async def drive(policy, env):
+        await policy.asked(1)
+        policy.give(0, "a.bcdefghij")
+        await policy.asked(2)
+        policy.give(1, "z$")
+
+    cuts, *_, policy = asking.play(work, drive, routes=True, stop=["."])
+    assert [request.routes_from for request in policy.requests] == [0, 4]
     assert taken(cuts) == {token: token % 7 for token in range(sum(cut.segment.tokens for cut in cuts) - 1)}
 
 
