@@ -2,6 +2,6 @@
 
 - `engine`: the engine. `settings`: vLLM's environment, its arguments, and the prompts that warm it up.
 - `worker`: the code inside vLLM's process that takes weights from a file.
-- `plugin`: ends that process with its generator.
+- `plugin`: ends vLLM's processes with their generator, and lets them record experts on a CPU.
 - `stats`: the engine's gauges. `routes`: the experts that it chooses for each token.
 """

@@ -75,7 +75,8 @@ class VllmEngine(AlwaysAwake):
         prepare_environment(config)
         if config.tensor_parallel_size > 1 and not is_registered():
             log.warning(
-                "install Offbeat again: vLLM does not know its plugin, so a killed generator leaves its engine"
+                "install Offbeat again: vLLM does not know its plugin, so a killed generator leaves its engine, and "
+                "no experts are recorded on a CPU"
             )
         vllm = import_vllm()
         from vllm.config import WeightTransferConfig

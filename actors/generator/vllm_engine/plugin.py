@@ -1,13 +1,14 @@
-"""Plugin that vLLM loads in each of its processes: the engine's process ends with its generator.
+"""Plugin that vLLM loads in each of its processes, so that an engine ends with its generator and may record experts.
 
 With tensor parallelism the engine's process holds no worker, so the code of `actors.generator.vllm_engine.worker` runs
 only in its children. These end with it, but without this plugin it would outlive a generator that is killed,
-and hold its devices.
+and hold its devices. It would also refuse to record experts on a CPU.
 """
 
 import os
 from importlib.metadata import entry_points
 
+from actors.generator.vllm_engine.routes import allow_on_cpu
 from protocol.orphans import die_with_parent
 
 PARENT = "OFFBEAT_ENGINE_PARENT"
@@ -15,13 +16,17 @@ PARENT = "OFFBEAT_ENGINE_PARENT"
 
 
 def end_with_generator() -> None:
-    """Let this process end with its parent, if that is the generator.
+    """Let this process end with its parent, if that is the generator, and let its engine record experts on a CPU.
 
-    `pyproject.toml` names this function as an entry point of the group ``vllm.general_plugins``.
+    `pyproject.toml` names this function as an entry point of the group ``vllm.general_plugins``. In processes of other
+    programs it does nothing.
     """
     parent = os.environ.get(PARENT, "")
-    if parent and str(os.getppid()) == parent:
+    if not parent:
+        return
+    if str(os.getppid()) == parent:
         die_with_parent(int(parent))
+    allow_on_cpu()
 
 
 def is_registered() -> bool:

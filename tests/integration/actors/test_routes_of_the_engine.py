@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 PROMPT = [(7 * i) % 40 + 3 for i in range(70)]
+CONFIG = GeneratorConfig(kv_cache_mb=64, max_model_len=256, routes=True, stream_interval=8)
 SETTINGS = {"max_tokens": 40, "stop_token_ids": [VOCAB], "seed": 1}
 
 
@@ -42,8 +43,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def running(folders):
-    config = GeneratorConfig(kv_cache_mb=64, max_model_len=256, routes=True, stream_interval=8)
-    running = Running(config, folders[0])
+    running = Running(CONFIG, folders[0])
     yield running
     running.close()
 
@@ -64,6 +64,18 @@ def test_experts_are_those_of_transformers_and_go_on_where_the_actor_asks(runnin
     again = running.ask(actor, "again", PROMPT, routes_from=0, **SETTINGS)
     np.testing.assert_array_equal(told(again)[: len(PROMPT)], everything[: len(PROMPT)])
     assert not running.ask(actor, "none", PROMPT, **SETTINGS).routes
+
+
+def test_an_engine_that_divides_its_layers_records_experts(folders):
+    """Its engine process has no worker, and nobody but the plugin lets vLLM take the setting there."""
+    running = Running(CONFIG.model_copy(update={"tensor_parallel_size": 2}), folders[0])
+    try:
+        answer = running.ask(running.actor("divided"), "divided", PROMPT, routes_from=0, **SETTINGS)
+    finally:
+        running.close()
+    ids = [*PROMPT, *answer.ids]
+    assert sorted(answer.routes) == list(range(len(ids) - 1))
+    np.testing.assert_array_equal(told(answer), chosen(folders[0], ids)[:-1])
 
 
 def test_rows_stay_those_of_the_pass_that_sampled_when_weights_change(running, folders, tmp_path):
