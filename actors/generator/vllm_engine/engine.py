@@ -29,7 +29,7 @@ from actors.generator.vllm_engine.settings import (
 )
 from actors.generator.vllm_engine.stats import SchedulerGauges, stat_logger, why_crowded
 from actors.generator.weights.staging import tensor_table
-from actors.sampled import FinishReason, Sampled, nothing
+from actors.sampled import FinishReason, Routes, Sampled, nothing
 from protocol.messages.fields import KvPolicy
 from protocol.weights.format import Manifest
 
@@ -166,7 +166,7 @@ class VllmEngine(AlwaysAwake):
                     finish_reason,
                     routes=None
                     if routes is None
-                    else routes.take(self._rows(request.id, answer), sent + count),
+                    else self._new_rows(routes, request.id, answer, sent + count),
                 )
                 sent += count
         except (VLLMClientError, GracefulHTTPError, ValueError) as error:
@@ -269,12 +269,13 @@ class VllmEngine(AlwaysAwake):
             return None
         return RouteReader(request.routes_from, len(request.prompt))
 
-    def _rows(self, request_id: str, answer: Any) -> list[Any]:
-        """Return all rows of experts that vLLM has for a request."""
+    def _new_rows(self, reader: RouteReader, request_id: str, answer: Any, tokens: int) -> Routes | None:
+        """Return the new rows of experts of a request, of which the actor has this number of sampled tokens."""
         if answer.routed_experts is not None:
-            return [answer.routed_experts]
-        rows: list[Any] = self._state(request_id).routed_experts_chunks
-        return rows
+            reader.add_last(answer.routed_experts)
+        else:
+            reader.add(self._state(request_id).routed_experts_chunks)
+        return reader.take(tokens)
 
     def _starts(self, request_id: str) -> list[tuple[int, int]]:
         return [(int(version), first) for version, first in self._state(request_id).weight_version_starts]

@@ -107,28 +107,47 @@ class _Recorder:
 class RouteReader:
     """Rows of one request, in the order in which vLLM returns them: without gaps from the first token asked for.
 
+    It looks at each row once, because the event loop of all requests waits for it.
+
     Args:
         first: position of that token in the prompt.
         prompt: tokens of the prompt.
     """
 
     def __init__(self, first: int, prompt: int) -> None:
-        self._next, self._prompt, self._taken = first, prompt, 0
+        self._next, self._prompt = first, prompt
+        self._arrays = self._rows = 0
+        """Arrays and rows that vLLM has returned so far."""
+        self._waiting: list[np.ndarray[Any, Any]] = []
+        """Rows that are not handed out yet."""
 
-    def take(self, chunks: list[np.ndarray[Any, Any]], tokens: int) -> Routes | None:
+    def add(self, arrays: list[np.ndarray[Any, Any]]) -> None:
+        """Note all arrays that vLLM has returned for the request so far, [n, layers, experts] each."""
+        new, self._arrays = arrays[self._arrays :], len(arrays)
+        self._add(new)
+
+    def add_last(self, rows: np.ndarray[Any, Any]) -> None:
+        """Note all rows of the request as one array, as vLLM returns them with its last output."""
+        self._add([rows[self._rows :]])
+
+    def _add(self, new: list[np.ndarray[Any, Any]]) -> None:
+        self._waiting += [rows for rows in new if len(rows)]
+        self._rows += sum(map(len, new))
+
+    def take(self, tokens: int) -> Routes | None:
         """Return the rows that are new, of tokens that the actor has; None if there are none.
 
         Args:
-            chunks: all rows that vLLM has returned for the request, [n, layers, experts] each.
             tokens: sampled tokens that the actor has, those of this chunk included.
         """
-        rows = np.concatenate(chunks)[self._taken :] if chunks else np.empty((0, 1, 1), np.uint8)
         # With `stream_interval`, vLLM may be ahead of the tokens that it hands out.
-        rows = rows[: max(0, self._prompt + tokens - self._next)]
-        if not len(rows):
+        count = self._prompt + tokens - self._next
+        if not self._waiting or count <= 0:
             return None
+        rows = np.concatenate(self._waiting)
+        self._waiting = [rows[count:]] if count < len(rows) else []
+        rows = rows[:count]
         first, self._next = self._next, self._next + len(rows)
-        self._taken += len(rows)
         positions = np.arange(first, self._next, dtype=np.int32)
         # vLLM writes uint16 where a layer has more than 256 experts; no layer has 2^15.
         flat = rows.reshape(len(rows), -1)

@@ -160,17 +160,41 @@ def test_chunks_have_room_for_their_rows(monkeypatch):
 def test_the_reader_keeps_rows_of_tokens_that_are_not_handed_out_yet():
     reader = RouteReader(1, prompt=3)
     engine = [np.arange(8, dtype=np.uint8).reshape(4, 2, 1)]
+    reader.add(engine)
     # vLLM is one token ahead: rows of tokens 1 to 4, and the actor gets token 3 only.
-    assert reader.take(engine, 1).tokens.tolist() == [1, 2, 3]
-    assert reader.take(engine, 1) is None
+    assert reader.take(1).tokens.tolist() == [1, 2, 3]
+    reader.add(engine)
+    assert reader.take(1) is None
     engine.append(np.array([[[8], [9]]], np.uint16))
-    last = reader.take(engine, 3)
+    reader.add_last(np.concatenate(engine))
+    last = reader.take(3)
     assert (last.tokens.tolist(), last.experts.tolist(), last.experts.dtype) == (
         [4, 5],
         [[6, 7], [8, 9]],
         np.int16,
     )
-    assert RouteReader(0, prompt=3).take([], 2) is None
+    assert RouteReader(0, prompt=3).take(2) is None
+
+
+def test_the_reader_looks_at_each_row_once(monkeypatch):
+    """A chunk has 16 tokens. vLLM returns a row for each token, and all rows once more with its last output."""
+    joined, concatenate = [], np.concatenate
+    monkeypatch.setattr(
+        np, "concatenate", lambda arrays: joined.append(len(whole := concatenate(arrays))) or whole
+    )
+    reader, prompt, answer = RouteReader(0, prompt=64), 64, 1024
+    engine, got = [np.zeros((prompt, 2, 1), np.uint8)], []
+    for tokens in range(1, answer + 1):
+        if tokens > 1:
+            engine.append(np.full((1, 2, 1), tokens % 251, np.uint8))
+        if tokens % 16 == 0:
+            if tokens == answer:
+                reader.add_last(np.vstack(engine))
+            else:
+                reader.add(engine)
+            got += reader.take(tokens).tokens.tolist()
+    assert got == list(range(prompt + answer - 1))
+    assert sum(joined) <= 2 * (prompt + answer)
 
 
 def test_damaged_rows_are_refused():
