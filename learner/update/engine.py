@@ -142,6 +142,7 @@ class TrainingEngine:
             max_policy_lag=self.config.lag_bound,
             max_replay_lag=self.config.replay.max_policy_lag if self.config.replay else 0,
             imitate_from=algorithm.imitation_return if algorithm.imitation_coefficient else None,
+            with_routes=algorithm.routes == "behaviour",
         )
         if isinstance(algorithm.advantage, RiskAdvantage):
             state = self._own.updater.state

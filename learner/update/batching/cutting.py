@@ -55,10 +55,15 @@ def make_micro_batches(
     layout = _layout(batch)
     shares = _shares(batch, members, aggregation)
     kept, place = _in_order(layout, members, len(batch.lengths))
-    every = layout.token_ids.astype(np.int64)
-    token_ids = [every[layout.starts[i] : layout.starts[i] + layout.inputs[i]] for i in kept]
     groups = batch.group[layout.owner[kept]].astype(np.int64)
-    rows = make_rows(token_ids, groups, width=width, budget=budget, ranks=ranks)
+    rows = make_rows(
+        _inputs(layout, kept, layout.token_ids.astype(np.int64)),
+        groups,
+        width=width,
+        budget=budget,
+        ranks=ranks,
+        experts=_expert_numbers(batch, layout, kept) if width else None,
+    )
     lengths = np.array([row.token_ids.size for row in rows], dtype=np.int64)
     order = np.argsort(-lengths, kind="stable")
     rounds = -(-len(order) // ranks)
@@ -106,6 +111,19 @@ def _layout(batch: Batch) -> _Layout:
     owners = np.searchsorted(starts, places, side="right") - 1
     np.maximum.at(needed, owners, places - starts[owners])
     return _Layout(owner, starts, token_ids, target, origin, counts(target, starts), needed)
+
+
+def _inputs(layout: _Layout, branches: Int64s, values: Int64s) -> list[Int64s]:
+    """Return the values of the inputs of each of these branches. ``values`` are those of all tokens, [ΣL]."""
+    return [values[layout.starts[i] : layout.starts[i] + layout.inputs[i]] for i in branches]
+
+
+def _expert_numbers(batch: Batch, layout: _Layout, branches: Int64s) -> list[Int64s] | None:
+    """Return the number of the given experts of each input of these branches; None if none are given."""
+    numbers = batch.route_numbers
+    if numbers is None:
+        return None
+    return _inputs(layout, branches, numbers if layout.origin is None else numbers[layout.origin])
 
 
 def _in_order(layout: _Layout, members: Int64s, trajectories: int) -> tuple[Int64s, Int64s]:

@@ -10,6 +10,9 @@ and the gradients of all members add up in the tokens that they share::
                       +- 5
 
 With n members, a prompt of P tokens and answers of A tokens, a row has P + nA positions in place of n(P + A).
+
+Where the experts of tokens are given (`learner.model.routes`), a node also stands for the experts of its token. Members
+whose tokens went through different experts share only what is before the first of these tokens.
 """
 
 from collections.abc import Sequence
@@ -20,6 +23,8 @@ from numpy.typing import NDArray
 
 from protocol.arrays import Int64s
 
+EXPERT_BITS = 32
+"""Bits by which the number of a token's experts is shifted, beside the token's id, so that both are compared as one."""
 MAX_POSITIONS = 4096
 """Upper limit of the positions of a row with several members. Its attention mask grows with their square."""
 
@@ -98,7 +103,13 @@ def shared_length(one: Int64s, other: Int64s) -> int:
 
 
 def make_rows(
-    token_ids: Sequence[Int64s], groups: Int64s, *, width: int, budget: int, ranks: int = 1
+    token_ids: Sequence[Int64s],
+    groups: Int64s,
+    *,
+    width: int,
+    budget: int,
+    ranks: int = 1,
+    experts: Sequence[Int64s] | None = None,
 ) -> list[Row]:
     """Return rows that hold every trajectory once. Trajectories of a group share a row where that is cheaper.
 
@@ -110,7 +121,14 @@ def make_rows(
         width: width of the model's residual stream, see `price`; 0: nothing is shared.
         budget: upper limit of the positions of a row with several members.
         ranks: number of ranks that the rows are dealt to.
+        experts: number of each input's given experts, [L_i], as in `Batch.route_numbers`; None: none are given.
     """
+    if experts is not None and width:
+        both = [ids | numbers << EXPERT_BITS for ids, numbers in zip(token_ids, experts, strict=True)]
+        rows = make_rows(both, groups, width=width, budget=budget, ranks=ranks)
+        for row in rows:
+            row.token_ids = row.token_ids & ((1 << EXPERT_BITS) - 1)
+        return rows
     alone = plain_rows(token_ids)
     if not width or not alone:
         return alone

@@ -19,7 +19,7 @@ from tests.integration.learner.tiny_mixture import CHOSEN, save_mixture
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.integration.learner.two_ranks import method_batches, method_settings
 from tests.methods import method
-from tests.trajectories import make_batch_of_groups, with_routes
+from tests.trajectories import make_batch_of_groups, make_trajectory, with_routes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
@@ -136,6 +136,49 @@ def test_how_passes_with_given_experts_are_computed_does_not_matter(model, given
     metrics, weights = train(model, algorithm=ONE_STEP, batch=batch, **settings)
     assert metrics[SHARE] == pytest.approx(given[0][SHARE], abs=0.01)
     assert_weights_close(weights, given[1], atol=2e-4)
+
+
+def groups_with_rows(equal, missing=()):
+    """Return two groups of four, each with one prompt of 12 tokens.
+
+    Args:
+        equal: tokens whose experts are the same in a group.
+        missing: tokens without experts in every second member.
+    """
+    found = []
+    for group in "ab":
+        names = [f"{group}{i}" for i in range(4)]
+        members = [
+            make_trajectory(name, group=group, prompt=12, reward=len(name) * i)
+            for i, name in enumerate(names)
+        ]
+        first, *_ = members = [with_routes(t) for t in members]
+        for i, t in enumerate(members):
+            t.token_ids[:12] = first.token_ids[:12]
+            shared = t.routed_token < equal
+            rows = t.routed_experts.reshape(len(shared), -1)
+            rows[shared] = first.routed_experts.reshape(len(shared), -1)[shared]
+            rows[shared.sum()] = [0, 1, i, (i + 1) % 4]
+            kept = ~np.isin(t.routed_token, missing if i % 2 else ())
+            found.append(replace(t, routed_token=t.routed_token[kept], routed_experts=rows[kept].reshape(-1)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("equal", "missing", "saved"),
+    # Each member has 16 inputs. Of 3 more members of a group, each saves the tokens that it shares.
+    [(12, (), 12 * 3), (0, (), 0), (7, (), 7 * 3), (12, (3,), 3 * 3 + 9 * 2)],
+)
+def test_members_share_tokens_as_far_as_their_experts_are_equal(model, equal, missing, saved):
+    """Without the fourth token's experts in two members, these two share the rest, and so do the two others."""
+    batch = groups_with_rows(equal, missing)
+    settings = {"algorithm": ONE_STEP, "batch": batch, "micro_batch_tokens": 400}
+    metrics, weights = train(model, **settings)
+    assert metrics["learner/shared_fraction"] == pytest.approx(saved / (4 * 16))
+    alone, expected = train(model, share_prefixes=False, **settings)
+    assert alone["learner/shared_fraction"] == 0
+    # Adam takes the sign of gradients that are rounding only; a wrong expert moves weights by twice the rate, 0.02.
+    assert_weights_close(weights, expected, atol=1e-3)
 
 
 def test_given_experts_of_the_proximal_policy_are_routing_replay(model, replayed):

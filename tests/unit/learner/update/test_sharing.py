@@ -1,6 +1,7 @@
 """Trajectories that share a row get the log-probabilities and gradients that each gets alone."""
 
 import copy
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -21,7 +22,7 @@ from learner.update.critic import CriticModule, critic_inputs
 from learner.update.policy import PolicyModule, micro_batch_inputs, sharing_width
 from learner.update.target_logp import logits_after_head
 from tests.integration.learner.tiny_qwen3 import tiny_model
-from tests.trajectories import batch_of, make_trajectory
+from tests.trajectories import batch_of, make_trajectory, with_routes
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=7)
 CPU = torch.device("cpu")
@@ -62,6 +63,41 @@ def test_every_trajectory_is_in_one_row_of_its_group_and_sharing_is_never_dearer
             assert row.token_ids[places].tolist() == sequences[member]
     alone = make_rows(inputs, groups, width=0, budget=budget)
     assert sum(price(row, width) for row in rows) <= sum(price(row, width) for row in alone)
+
+
+@given(SEQUENCES, st.data())
+def test_tokens_with_different_experts_are_different_tokens(sequences, data):
+    inputs = arrays(sequences)
+    experts = [
+        np.array(data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n))) for n in map(len, inputs)
+    ]
+    groups = np.zeros(len(inputs), dtype=np.int64)
+    rows = make_rows(inputs, groups, width=64, budget=1000, experts=experts)
+    # With a tenth of the experts' number as a part of the token's id, the same tokens are shared.
+    both = [ids + 10 * numbers for ids, numbers in zip(inputs, experts, strict=True)]
+    expected = make_rows(both, groups, width=64, budget=1000)
+    assert sorted(len(row.token_ids) for row in rows) == sorted(len(row.token_ids) for row in expected)
+    for row in rows:
+        held = {}
+        for member, places in zip(row.members, row.places, strict=True):
+            assert row.token_ids[places].tolist() == sequences[member]
+            for place, number in zip(places.tolist(), experts[member].tolist(), strict=True):
+                assert held.setdefault(place, number) == number
+
+
+def test_rows_have_numbers_that_are_equal_where_the_rows_are():
+    ts = [with_routes(make_trajectory(name), experts=300) for name in "ab"]
+    ts = [replace(t, routed_experts=t.routed_experts.astype(np.int16) + 256) for t in ts]
+    ts[1].routed_experts[:4] = ts[0].routed_experts[4:8]
+    numbers = batch_of(ts).route_numbers
+    rows = [t.routed_experts.reshape(-1, 4).tolist() for t in ts]
+    known = [i for i, number in enumerate(numbers) if number]
+    assert known == [*ts[0].routed_token, *(len(ts[0]) + ts[1].routed_token)]
+    every = [*rows[0], *rows[1]]
+    for i, one in enumerate(every):
+        for j, other in enumerate(every):
+            assert (numbers[known[i]] == numbers[known[j]]) == (one == other)
+    assert batch_of([make_trajectory("c")]).route_numbers is None
 
 
 def test_where_the_mask_costs_more_than_it_saves_nothing_is_shared():
