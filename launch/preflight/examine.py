@@ -31,6 +31,7 @@ from launch.preflight.model_limits import (
 from launch.preflight.notes import no_room_for_notes
 from launch.preflight.prompt_room import cut_answers, no_room
 from launch.preflight.room import too_little_room
+from launch.preflight.route_bytes import too_many_experts
 from launch.preflight.suite_facts import (
     fitted,
     missing_marks,
@@ -83,11 +84,10 @@ def examine(config: RunConfig) -> Examined:
     by_gpus = decided(config, size)
     config = by_gpus.config
     without_room, tight = too_little_room(config, size)
-    renderer, context, described = None, None, dict[str, Any]()
-    if folder is not None:
-        renderer = _renderer(config, folder)
-        described = read_description(folder)
-        context = context_of(described)
+    renderer = _renderer(config, folder) if folder else None
+    described: dict[str, Any] = read_description(folder) if folder else {}
+    context = context_of(described)
+    undelivered, queued = too_many_experts(config, described)
     facts, prompts, remarks, seen = asyncio.run(_try_environment(config, renderer))
     if problems := [
         *without_room,
@@ -95,6 +95,7 @@ def examine(config: RunConfig) -> Examined:
         *undivided_heads(config, described),
         *quantised(described, folder),
         *without_experts(config, described, folder),
+        *undelivered,
         *no_room(config, prompts, context),
         *(no_room_for_notes(config, prompts, renderer.encode) if renderer else ()),
         *unknown_rewards(config, facts),
@@ -111,7 +112,7 @@ def examine(config: RunConfig) -> Examined:
     told = memory(config, size)
     return Examined(
         fitting,
-        [*by_gpus.remarks, *tight, *facts.remarks, *few, *remarks, *cut_answers(config, prompts)],
+        [*by_gpus.remarks, *tight, *queued, *facts.remarks, *few, *remarks, *cut_answers(config, prompts)],
         told,
     )
 

@@ -37,6 +37,12 @@ EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_
 """Keys of config.json that may hold the number of experts of a layer."""
 
 
+def experts_of(described: dict[str, Any]) -> int:
+    """Return the experts of a layer by the content of config.json; 0 if it has none."""
+    part = described.get("text_config") or described
+    return max([part[key] for key in EXPERT_KEYS if isinstance(part.get(key), int)], default=0)
+
+
 def without_experts(config: RunConfig, described: dict[str, Any], folder: Path | None) -> Iterator[str]:
     """Yield the refusal of replayed routes for a model that has no experts.
 
@@ -47,7 +53,7 @@ def without_experts(config: RunConfig, described: dict[str, Any], folder: Path |
     part, made_here = described.get("text_config") or described, not config.model.path
     if config.learner.algorithm.routes == "current" or not (part or made_here):
         return
-    if max([part[key] for key in EXPERT_KEYS if isinstance(part.get(key), int)], default=0) < 2:
+    if experts_of(described) < 2:
         yield (
             f'learner.algorithm.routes is "{config.learner.algorithm.routes}", but {folder or "the tiny model"} is no '
             'mixture of experts, so there is no choice of experts to replay; set it to "current"'

@@ -138,6 +138,18 @@ def test_replayed_routes_need_a_mixture_of_experts(run, model):
     assert preflight(settings) == []
 
 
+def test_experts_that_no_message_can_carry_are_refused_and_those_beyond_the_queue_are_said(run, model):
+    described = {"max_position_embeddings": 2048, "num_experts": 4, "num_experts_per_tok": 8}
+    settings = run(learner={"algorithm": {"routes": "behaviour"}})
+    (model / "config.json").write_text(json.dumps({**described, "num_hidden_layers": 5_000}))
+    assert "so a group of 8 of 1024 tokens (learner.sampling.max_trajectory_tokens) has 313 MiB" in refusal(
+        settings
+    )
+    (model / "config.json").write_text(json.dumps({**described, "num_hidden_layers": 1_000}))
+    (remark,) = preflight(settings)
+    assert "broker.max_queued_bytes is 1024 MiB" in remark
+
+
 def test_a_layout_of_gpus_is_shown_and_an_impossible_one_refused(run, monkeypatch):
     monkeypatch.setattr("launch.placement.torch_uses_gpus", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
