@@ -18,7 +18,7 @@ from protocol.messages.segments import Reward, Segment, TurnMark
 from protocol.weights.format import layout
 from protocol.whole_files import whole_file
 
-DTYPES = {"i4": "I32", "i8": "I64", "u1": "U8", "f4": "F32", "f8": "F64"}
+DTYPES = {"i2": "I16", "i4": "I32", "i8": "I64", "u1": "U8", "f4": "F32", "f8": "F64"}
 
 
 class PlacedSegment(NamedTuple):

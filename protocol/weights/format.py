@@ -34,11 +34,11 @@ DIGEST_BYTES = 32
 MAX_SAFETENSORS_HEADER_BYTES = 100 * 2**20
 """Limit that the reference reader of safetensors has, too."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-SAFETENSORS_DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+SAFETENSORS_DTYPES = dict(F64=8, F32=4, BF16=2, F16=2, I64=8, I32=4, I16=2, U8=1, BOOL=1)
 """Bytes of one element, by the dtype's name in a safetensors file."""
 TORCH_DTYPES = {
-    "F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16",
-    "I64": "int64", "I32": "int32", "U8": "uint8", "BOOL": "bool",
+    "F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
 """The same dtypes by their names in torch, which this folder does not import."""
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]

@@ -16,8 +16,8 @@ from protocol.messages.tasks import Task
 from tests.journals import DEADLINE_S, begin, small
 
 
-def segment(trajectory, index, tokens, *, offset=0, status="unfinished", **fields):
-    """Return the parts of a SEGMENT record."""
+def segment(trajectory, index, tokens, *, offset=0, status="unfinished", more=None, **fields):
+    """Return the parts of a SEGMENT record; ``more`` are further arrays."""
     ids = np.arange(offset, offset + tokens)
     task = trajectory.rpartition(".")[0]
     message = Segment(
@@ -38,6 +38,7 @@ def segment(trajectory, index, tokens, *, offset=0, status="unfinished", **field
         "action_mask": (ids > 0).astype("u1"),
         "logp_behaviour": (-ids / 3).astype("<f4"),
         "policy_version": np.full(tokens, 7, "<i4"),
+        **(more or {}),
     }
     return pack_segment(*encode_arrays(message, arrays)[1:])
 
@@ -227,6 +228,22 @@ def test_export_as_safetensors(run, tmp_path, capsys):
     assert tensors["1g7.3.0/1/token_ids"].tolist() == [5, 6, 7]
     assert tensors["1g7.3.0/1/logp_behaviour"].dtype == np.float32
     assert tensors["1g7.3.0/0/action_mask"].tolist() == [0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("dtype", "expert"), [("<u1", 255), ("<i2", 300)])
+def test_export_of_experts(tmp_path, capsys, dtype, expert):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    rows = {"routed_token": np.arange(3, dtype="<i4"), "routed_experts": np.full(6, expert, dtype)}
+    with begin(tmp_path / "run" / "journal", small(keep_bytes=0)) as journal:
+        journal.append(Kind.SEGMENT, *segment("1g7.3.0", 0, 3, status="finished", more=rows))
+        assert journal.sync(DEADLINE_S)
+        for kind in FORMATS:
+            said(capsys, "export", tmp_path / "run", "--out", tmp_path / kind, "--format", kind)
+    tensors = safetensors.load_file(tmp_path / "safetensors")
+    assert tensors["1g7.3.0/0/routed_experts"].dtype == np.dtype(dtype)
+    assert tensors["1g7.3.0/0/routed_experts"].tolist() == [expert] * 6
+    assert tensors["1g7.3.0/0/routed_token"].tolist() == [0, 1, 2]
+    assert json.loads((tmp_path / "jsonl").read_text())["routed_experts"] == [expert] * 6
 
 
 def test_an_incomplete_trajectory_says_so(run, tmp_path, capsys):
