@@ -25,7 +25,7 @@ from learner.totals import Totals
 from learner.trajectory import Trajectory
 from learner.units import RECOMMITTED, Unit
 from learner.update.engine import TrainingEngine
-from learner.update.report import UpdateReport
+from learner.update.report import UpdateReport, missing_routes
 from protocol.arrays import TOKEN_ARRAYS
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ class Trainer:
     gpu: SharedGpu = field(default_factory=lambda: SharedGpu(None, 0.0))
     names_checked: bool = False
     """Whether this process has compared the names in the settings with what episodes have."""
+    routes_checked: bool = False
+    """True once this process has looked how many tokens of a batch have experts of their generators."""
 
     def learn(self) -> None:
         """Do one learner step."""
@@ -201,6 +203,7 @@ class Trainer:
         self.report.write(self.step, scalars, step_histograms(report, arrived), passed_on=intake.gauges)
         self.report.write_failures(self.step, intake.signal.failures)
         self.note_unknown_weights(arrived)
+        self.note_missing_routes(report)
         if self.samples is not None:
             self.samples.step(self.step, updated, trained, arrived, report.advantages)
 
@@ -210,6 +213,15 @@ class Trainer:
             return
         self.names_checked = True
         for text in never_given(self.config, arrived):
+            log.warning("%s", text)
+            self.report.note(self.step, text)
+
+    def note_missing_routes(self, report: UpdateReport) -> None:
+        """Warn after the first step if most tokens have no experts of their generators, which are to be replayed."""
+        if self.routes_checked or "learner/routes_known_share" not in report.metrics:
+            return
+        self.routes_checked = True
+        if text := missing_routes(report.metrics):
             log.warning("%s", text)
             self.report.note(self.step, text)
 

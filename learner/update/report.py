@@ -1,6 +1,6 @@
 """Report of an update: metrics from the numbers recorded for each trained token, by pure functions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,9 @@ from learner.trajectory import Trajectory
 from learner.update.batching.batch import Batch
 from learner.update.batching.packing import padding_fraction
 from learner.update.outcome import UpdateOutcome
+
+LEAST_KNOWN = 0.5
+"""Share of input tokens with experts of their generators below which some process does not send them."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,24 @@ def make_report(
         nonfinite=outcome.nonfinite,
         replayed_tokens=int(replayed.sum()),
         advantages=mean_advantages(batch),
+    )
+
+
+def missing_routes(metrics: Mapping[str, float]) -> str:
+    """Return a warning if fewer than half of the input tokens came with experts of their generators, else "".
+
+    Example:
+        >>> missing_routes({"learner/routes_known_share": 0.98}), missing_routes({})
+        ('', '')
+    """
+    share = metrics.get("learner/routes_known_share", 1.0)
+    if share >= LEAST_KNOWN:
+        return ""
+    return (
+        f'learner.algorithm.routes is "behaviour", but only {share:.0%} of the input tokens of this batch have experts '
+        "that a generator sent (learner/routes_known_share). The others are trained with the experts that the routers "
+        "choose now, as without replay. Actors and generators of an earlier version send none, nor does a generator "
+        "with generator.routes = false: give all of them this installation and this run file"
     )
 
 

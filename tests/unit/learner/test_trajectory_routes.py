@@ -1,12 +1,18 @@
 """Rows of experts on their way from segments to a trajectory, and what becomes of them when it is changed."""
 
+import json
+
 import numpy as np
 import pytest
 
+from learner.config import LearnerConfig
 from learner.errors import BrokenTrajectory, RoutesUnknown
 from learner.families.retries import behind_prompt
+from learner.metrics import Report
 from learner.replay.file import decode_item, encode_item
 from learner.segments import assemble
+from learner.trainer import Trainer
+from learner.update.report import UpdateReport
 from protocol.arrays import SegmentArrays
 from protocol.messages.segments import Segment, Turn
 from tests.trajectories import batch_of, make_trajectory, with_routes
@@ -85,3 +91,22 @@ def test_the_replay_table_keeps_them_and_another_prompt_moves_them():
     assert moved.routed_token.tolist() == [7, 8, 9]
     assert moved.routed_experts.tolist() == t.routed_experts.reshape(7, 4)[4:].reshape(-1).tolist()
     assert not len(behind_prompt(make_trajectory("b"), np.zeros(6, np.int32)).routed_token)
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.0, True), (0.49, True), (0.5, False), (1.0, False)])
+def test_a_first_batch_without_experts_gives_one_warning(tmp_path, caplog, share, told):
+    report = Report(tmp_path)
+    trainer = Trainer(LearnerConfig(), tmp_path, None, None, None, report, step=1)
+    # A step that trained nothing has no share.
+    for metrics in ({}, {"learner/routes_known_share": share}, {"learner/routes_known_share": 0.1}):
+        trainer.note_missing_routes(UpdateReport(applied=True, metrics=metrics))
+    report.close()
+    notes = [json.loads(line)["note"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(notes) == told
+    assert [record.getMessage() for record in caplog.records] == notes
+    if told:
+        assert (
+            f"only {share:.0%} of the input tokens of this batch have experts that a generator sent"
+            in notes[0]
+        )
+        assert "give all of them this installation and this run file" in notes[0]
