@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from learner.model.routes import RouteReplay
+from learner.update.batching.batch import Batch
 from learner.update.batching.micro_batch import MicroBatch
 from learner.update.policy import PolicyModule, micro_batch_inputs
 from protocol.whole_files import whole_file
@@ -22,21 +24,32 @@ class FrozenPolicy:
     Args:
         module: the policy, which this object takes over; its parameters get no gradient any more.
         device: device on which the learner computes.
+        given_routes: whether it computes with the experts that generators chose, as the policy does that it is compared
+            with. Otherwise the distance of equal weights would not be 0.
     """
 
-    def __init__(self, module: PolicyModule, device: torch.device) -> None:
+    def __init__(self, module: PolicyModule, device: torch.device, *, given_routes: bool = False) -> None:
         self._trained = [name for name, p in module.lm.named_parameters() if p.requires_grad]
         self._module = module.requires_grad_(False).to(device)
         self._module.find_shortcuts()
         self._device = device
+        self._routes = RouteReplay(module.lm, "behaviour") if given_routes else None
 
     @torch.no_grad()
-    def score(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """Return the log-probabilities of the targets of each micro-batch, [N] each."""
-        return [
-            self._module(**micro_batch_inputs(micro_batch, self._device)).logp
-            for micro_batch in micro_batches
-        ]
+    def score(self, batch: Batch, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """Return the log-probabilities of the targets of each micro-batch of a batch, [N] each."""
+        if self._routes is not None:
+            self._routes.begin(len(batch.token_ids), batch.routes)
+        scores = [self._score(micro_batch) for micro_batch in micro_batches]
+        if self._routes is not None:
+            self._routes.end()
+        return scores
+
+    def _score(self, micro_batch: MicroBatch) -> Tensor:
+        if self._routes is not None:
+            self._routes.prepare(micro_batch, self._device)
+        logp: Tensor = self._module(**micro_batch_inputs(micro_batch, self._device)).logp
+        return logp
 
     @torch.no_grad()
     def replace(self, weights: Iterable[tuple[str, Tensor]]) -> None:

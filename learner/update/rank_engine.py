@@ -109,7 +109,11 @@ class RankEngine:
             engine=self.deepspeed,
             critic=self.critic,
             frozen={
-                name: FrozenPolicy(load_policy(model, dtype=dtype, lora=config.lora), device)
+                name: FrozenPolicy(
+                    load_policy(model, dtype=dtype, lora=config.lora),
+                    device,
+                    given_routes=algorithm.routes == "behaviour",
+                )
                 for name in reference_policies(algorithm)
             },
             config=config,

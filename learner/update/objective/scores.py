@@ -65,7 +65,7 @@ def score_mini_batches(
     first = [micro_batch for part in mini_batches[:first_pass] for micro_batch in part]
     every = [micro_batch for part in mini_batches for micro_batch in part]
     again = len(mini_batches) > first_pass
-    rows = {f"logp_{name}": policy.score(first) for name, policy in frozen.items()}
+    rows = {f"logp_{name}": policy.score(batch, first) for name, policy in frozen.items()}
     compared: dict[str, list[Tensor]] = {}
     if needs_scores(algorithm, len(mini_batches)):
         outputs = [forward(micro_batch) for micro_batch in first]

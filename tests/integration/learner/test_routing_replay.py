@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from learner.config import LearnerConfig
 from learner.errors import RoutesUnknown
 from learner.settings.optimizer import OptimizerConfig
+from learner.settings.regularisers import KlConvex, KlPenalty
 from learner.update.engine import TrainingEngine
 from tests.integration.learner.published import assert_weights_close, weights_of
 from tests.integration.learner.start_ranks import run_two_ranks
@@ -138,6 +139,31 @@ def test_how_passes_with_given_experts_are_computed_does_not_matter(model, given
     assert_weights_close(weights, given[1], atol=2e-4)
 
 
+def test_a_penalty_on_the_distance_to_equal_weights_changes_nothing(model, given):
+    """The reference has the policy's weights in the first step, and computes with the given experts, too."""
+    batch = list(map(with_routes, make_batch_of_groups(3, 4)))
+    algorithm = {**ONE_STEP, "kl": KlPenalty(to="reference", coefficient=10.0)}
+    _, weights = train(model, algorithm=algorithm, batch=batch)
+    assert all(torch.equal(weights[name], given[1][name]) for name in weights)
+
+
+def test_frozen_policies_score_a_batch_as_the_policy_with_equal_weights_does(model):
+    algorithm = method(STEPS).model_copy(update={**ONE_STEP, "kl": KlConvex()})
+    engine = TrainingEngine(LearnerConfig(algorithm=algorithm), model=str(model), total_steps=10, seed=0)
+    try:
+        updater = engine._own.updater
+        batch = engine._batch(list(map(with_routes, make_batch_of_groups(3, 4))), 0)
+        micro_batches = updater._micro_batches(batch, np.arange(len(batch.lengths)))
+        updater.routes.begin(len(batch.token_ids), batch.routes)
+        with torch.no_grad():
+            expected = torch.cat([updater.forward(micro_batch).logp for micro_batch in micro_batches])
+        assert updater.frozen.keys() == {"reference", "predecessor"}
+        for frozen in updater.frozen.values():
+            assert torch.equal(torch.cat(frozen.score(batch, micro_batches)), expected)
+    finally:
+        engine.close()
+
+
 def groups_with_rows(equal, missing=()):
     """Return two groups of four, each with one prompt of 12 tokens.
 
@@ -170,7 +196,7 @@ def groups_with_rows(equal, missing=()):
     [(12, (), 12 * 3), (0, (), 0), (7, (), 7 * 3), (12, (3,), 3 * 3 + 9 * 2)],
 )
 def test_members_share_tokens_as_far_as_their_experts_are_equal(model, equal, missing, saved):
-    """Without the fourth token's experts in two members, these two share the rest, and so do the two others."""
+    """Two members without the fourth token's experts share the rest, and so do the two others."""
     batch = groups_with_rows(equal, missing)
     settings = {"algorithm": ONE_STEP, "batch": batch, "micro_batch_tokens": 400}
     metrics, weights = train(model, **settings)

@@ -380,7 +380,7 @@ def scores_of(engine, trajectories):
     """Return the log-probabilities under each frozen policy."""
     updater, batch = engine._own.updater, engine._batch(trajectories, 0)
     micro_batches = updater._micro_batches(batch, np.arange(len(trajectories)))
-    return [torch.cat(frozen.score(micro_batches)) for frozen in updater.frozen.values()]
+    return [torch.cat(frozen.score(batch, micro_batches)) for frozen in updater.frozen.values()]
 
 
 @pytest.mark.parametrize("stage", [0, 3])
