@@ -118,6 +118,7 @@ def wire(
     replay = replay_table(config)
     if replay is not None:
         exchange.intake.rescuable = partial(can_rescue, replay)
+    exchange.intake.route_layers = engine.route_layers
     exchange.intake.families = waiting_families(config, exchange.curriculum, engine.model, seed=seed)
     samples = SampleLog(run_dir, open_tokenizer(engine.model), seed=seed)
     return Learner(

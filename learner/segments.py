@@ -5,16 +5,20 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from learner.branches import starts_of
 from learner.errors import BrokenTrajectory
-from learner.trajectory import Trajectory
-from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN, TOKEN_ARRAYS, Arrays, SegmentArrays
+from learner.trajectory import RouteLayers, Trajectory
+from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN, TOKEN_ARRAYS, Arrays, Experts, SegmentArrays
 from protocol.messages.segments import Segment, Turn
 
 
-def assemble(segments: Sequence[SegmentArrays]) -> Trajectory:
+def assemble(segments: Sequence[SegmentArrays], layers: RouteLayers | None = None) -> Trajectory:
     """Join the segments of one trajectory, given in any order.
+
+    Args:
+        layers: layers whose experts are to be replayed, so that these are checked; None: none are.
 
     Raises:
         BrokenTrajectory: a segment is missing, appears twice, belongs to a different trajectory, has the
@@ -54,7 +58,10 @@ def assemble(segments: Sequence[SegmentArrays]) -> Trajectory:
     )
     _check_trajectory(trajectory)
     _check_counts(ordered)
-    return _with_routes(trajectory, [arrays for _, arrays in ordered])
+    whole = _with_routes(trajectory, [arrays for _, arrays in ordered])
+    if layers is not None and len(whole.routed_token):
+        _check_choices(f"trajectory {whole.trajectory_id}", whole.routed_token, whole.routed_experts, layers)
+    return whole
 
 
 def _check_sequence(segments: Sequence[Segment]) -> None:
@@ -174,6 +181,24 @@ def _with_routes(t: Trajectory, parts: Sequence[Arrays]) -> Trajectory:
         )
     known, first = np.unique(token, return_index=True)
     return replace(t, routed_token=known.astype(np.int32), routed_experts=experts[first].reshape(-1))
+
+
+def _check_choices(name: str, token: NDArray[np.int32], experts: Experts, layers: RouteLayers) -> None:
+    """Check that each token goes through different experts of a layer.
+
+    Rows that do not fit the model pass: they are no damage, and the update ends the run, because generators and learner
+    have different models.
+    """
+    width = len(experts) // len(token)
+    if width % layers.chosen or width < (max(layers.layers) + 1) * layers.chosen:
+        return
+    rows = np.sort(experts.reshape(len(token), -1, layers.chosen)[:, list(layers.layers)], axis=2)
+    if (bad := (rows[:, :, 1:] == rows[:, :, :-1]).any(axis=2)).any():
+        row, layer = np.argwhere(bad)[0]
+        raise BrokenTrajectory(
+            f"{name}: token {token[row]} went through experts {rows[row, layer].tolist()} of layer "
+            f"{layers.layers[layer]}, one of them twice"
+        )
 
 
 def _join_turns(segments: Sequence[Segment]) -> list[Turn]:

@@ -1,6 +1,8 @@
 """Trajectories: what an episode left, token by token."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +11,15 @@ from learner.branches import Branch, branches_of, ends_of
 from protocol.arrays import Experts
 from protocol.messages.fields import KvPolicy, Purpose, TrajectoryStatus
 from protocol.messages.segments import Failure, Reward, Turn, TurnMark
+
+
+class RouteLayers(NamedTuple):
+    """The layers of the learner's model that choose experts."""
+
+    layers: Sequence[int]
+    """Their numbers in the whole model."""
+    chosen: int
+    """Experts that a token goes through in each."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,8 @@ def sampled_of(arrived: Arrived, peer: str) -> Sampled:
         peer: name of the generator that sent it.
 
     Raises:
-        AnswerInterrupted: the arrays are missing, damaged, or hold a log-probability that is not finite.
+        AnswerInterrupted: the arrays are missing, damaged, or hold a log-probability that is not finite, or rows of
+            experts are not those of consecutive tokens.
     """
     chunk = arrived.chunk
     reason = chunk.finish_reason
@@ -59,6 +60,8 @@ def sampled_of(arrived: Arrived, peer: str) -> Sampled:
         raise AnswerInterrupted(f"chunk without usable arrays: {error!r}") from None
     if not np.isfinite(sampled.logp_behaviour).all():
         raise AnswerInterrupted("chunk with a log-probability that is not finite")
+    if (rows := sampled.routes) is not None and (rows.tokens[0] < 0 or (np.diff(rows.tokens) != 1).any()):
+        raise AnswerInterrupted("chunk with rows of experts that are not those of consecutive tokens")
     return sampled
 
 

@@ -56,7 +56,7 @@ def _delivered(intake: Intake, deliver: Deliver, rest: Sequence[bytes]) -> None:
     if intake.windows and segments and segments[0][0].purpose == "train":
         _window(intake, deliver, segments)
         return
-    trajectories = trajectories_of(segments, intake.line, intake.counts)
+    trajectories = trajectories_of(segments, intake.line, intake.counts, intake.route_layers)
     if not trajectories:
         group_id = _group_id(deliver, segments)
         if deliver.complete or deliver.unit_id == group_id:
@@ -139,7 +139,7 @@ def _window(intake: Intake, deliver: Deliver, segments: list[SegmentArrays]) -> 
     if intake.open.displaced_by(segments):
         intake.counts.note("broken", 1)
     try:
-        trajectory = intake.open.extend(segments)
+        trajectory = intake.open.extend(segments, intake.route_layers)
     except BrokenTrajectory as error:
         log.error("window rejected: %s", error)
         intake.counts.note("broken", 1)

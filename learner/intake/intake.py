@@ -14,7 +14,7 @@ from learner.intake.signal_watch import SignalWatch
 from learner.intake.token_audit import check_ledger
 from learner.intake.trajectories import composed_at
 from learner.intake.unit_commits import UnitCommits
-from learner.trajectory import Trajectory
+from learner.trajectory import RouteLayers, Trajectory
 from learner.units import Counts, Unit, newest_version
 from protocol import names
 from protocol.messages.delivery import Commit
@@ -38,6 +38,8 @@ class Intake:
     """Function that returns whether replay can use a group without a signal, so that it is kept."""
     families: WaitingFamilies | None = None
     """Groups that wait for others of their family; None: each group is trained by itself."""
+    route_layers: RouteLayers | None = None
+    """Layers whose experts are replayed as the generators chose them; None: none are."""
     line: VersionLine = field(default_factory=VersionLine)
     """Line of versions by which the lag of tokens from undone steps is counted: see `trajectories.placed`."""
     open: OpenTrajectories = field(default_factory=OpenTrajectories)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from learner.errors import BrokenTrajectory, OpenStateError
 from learner.segments import assemble
-from learner.trajectory import Trajectory
+from learner.trajectory import RouteLayers, Trajectory
 from protocol import names
 from protocol.arrays import Arrays, SegmentArrays
 from protocol.codec import decode_segment, encode_arrays, unpack_arrays
@@ -92,8 +92,11 @@ class OpenTrajectories:
         del self._attempts[first.task_id]
         return bool(before.pieces) and before.state == "open"
 
-    def extend(self, pieces: Sequence[SegmentArrays]) -> Trajectory | None:
+    def extend(self, pieces: Sequence[SegmentArrays], layers: RouteLayers | None = None) -> Trajectory | None:
         """Add the next segments, unless they are here already.
+
+        Args:
+            layers: see `learner.segments.assemble`.
 
         Returns:
             The trajectory up to and including these segments, which are its window. None if they belong to an
@@ -112,7 +115,7 @@ class OpenTrajectories:
             return None
         whole = attempt.pieces[: first.index + len(pieces)] if known else [*attempt.pieces, *pieces]
         try:
-            trajectory = replace(assemble(whole), window_start=first.offset)
+            trajectory = replace(assemble(whole, layers), window_start=first.offset)
         except BrokenTrajectory:
             attempt.pieces, attempt.state = [], "broken"
             raise

@@ -8,7 +8,7 @@ from learner.credit.reward_config import RewardConfig
 from learner.credit.rewards.composition import as_given, composed, updates_at
 from learner.errors import BrokenTrajectory
 from learner.segments import assemble
-from learner.trajectory import Trajectory
+from learner.trajectory import RouteLayers, Trajectory
 from learner.units import Counts, newest_version
 from protocol.arrays import SegmentArrays
 from protocol.version_line import VersionLine
@@ -16,15 +16,24 @@ from protocol.version_line import VersionLine
 log = logging.getLogger(__name__)
 
 
-def trajectories_of(segments: Sequence[SegmentArrays], line: VersionLine, counts: Counts) -> list[Trajectory]:
-    """Assemble the trajectories of a unit. A broken one is counted and left out; its group stays."""
+def trajectories_of(
+    segments: Sequence[SegmentArrays],
+    line: VersionLine,
+    counts: Counts,
+    layers: RouteLayers | None = None,
+) -> list[Trajectory]:
+    """Assemble the trajectories of a unit. A broken one is counted and left out; its group stays.
+
+    Args:
+        layers: see `learner.segments.assemble`.
+    """
     by_id: dict[str, list[SegmentArrays]] = {}
     for part in segments:
         by_id.setdefault(part.segment.trajectory_id, []).append(part)
     trajectories = []
     for pieces in by_id.values():
         try:
-            trajectories.append(placed(assemble(pieces), line))
+            trajectories.append(placed(assemble(pieces, layers), line))
         except BrokenTrajectory as error:
             log.error("trajectory rejected: %s", error)
             counts.note("rejected", 1, sum(segment.action_tokens for segment, _ in pieces))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from learner.errors import RoutesUnknown
 from learner.model.routers import Router, find_routers
+from learner.trajectory import RouteLayers
 from protocol.arrays import Experts, Int64s
 
 SMALL = 256
@@ -84,6 +85,11 @@ class RouteReplay:
         """Mask of the positions that take what is forced upon them; None: all do."""
         self._real: Tensor | None = None
         self._reset()
+
+    @property
+    def layers(self) -> RouteLayers | None:
+        """Layers whose given experts are replayed; None if none are given."""
+        return RouteLayers(self._layers, self._chosen) if self.given else None
 
     def _reset(self) -> None:
         self._forced = self._takes = self._real = None

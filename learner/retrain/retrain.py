@@ -151,6 +151,7 @@ def retrain(
     )
     report = Report(out)
     batches = RecordedBatches(settings, decoder_of_judgements(settings, engine.model))
+    batches.intake.route_layers = engine.route_layers
     trainer = Trainer(
         settings, out, engine, batches, Unpublished(), report, replay=replay_table(settings), seed=seed
     )

@@ -20,7 +20,7 @@ from learner.credit.bundles import risk_advantages
 from learner.model.operations import mean_length
 from learner.publishing.weight_copy import OutgoingWeights, register, rounded_shapes
 from learner.settings.advantages import RiskAdvantage
-from learner.trajectory import Trajectory
+from learner.trajectory import RouteLayers, Trajectory
 from learner.update import gathering, ranks
 from learner.update.batching.batch import Batch, make_batch
 from learner.update.credit_assignment import TokenAdvantages, assign_credit
@@ -91,6 +91,12 @@ class TrainingEngine:
     def optimizer_steps(self) -> int:
         """Optimizer steps applied so far, over restarts."""
         return self._own.optimizer_steps
+
+    @property
+    def route_layers(self) -> RouteLayers | None:
+        """Layers whose experts are replayed as the generators chose them; None: none are."""
+        routes = self._own.updater.routes
+        return None if routes is None else routes.layers
 
     # --- rank 0 -----------------------------------------------------------------------------------------
 

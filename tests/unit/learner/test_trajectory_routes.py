@@ -8,13 +8,18 @@ import pytest
 from learner.config import LearnerConfig
 from learner.errors import BrokenTrajectory, RoutesUnknown
 from learner.families.retries import behind_prompt
+from learner.intake.open_trajectories import OpenTrajectories
+from learner.intake.trajectories import trajectories_of
 from learner.metrics import Report
 from learner.replay.file import decode_item, encode_item
 from learner.segments import assemble
 from learner.trainer import Trainer
+from learner.trajectory import RouteLayers
+from learner.units import Counts
 from learner.update.report import UpdateReport
 from protocol.arrays import SegmentArrays
 from protocol.messages.segments import Segment, Turn
+from protocol.version_line import VersionLine
 from tests.trajectories import batch_of, make_trajectory, with_routes
 
 
@@ -71,6 +76,32 @@ def test_segments_with_rows_of_other_widths_and_kinds_are_broken():
         assemble(segments([], [(0, [1])], dtype=np.float32))
     with pytest.raises(BrokenTrajectory, match="from -1 of tokens"):
         assemble(segments([], [(0, [-1])], dtype=np.int16))
+
+
+@pytest.mark.parametrize(
+    ("row", "layers", "broken"),
+    [
+        ([1, 2, 3, 0], (0, 1), False),
+        ([1, 2, 0, 0], (0, 1), True),
+        # The second layer has no experts, so its numbers mean nothing.
+        ([1, 2, 0, 0], (0,), False),
+        # The row is of a model with other layers, which ends the run in the update.
+        ([1, 1, 2, 2], (0, 2), False),
+        ([1, 1, 1], (0,), False),
+    ],
+)
+def test_a_token_that_went_through_an_expert_twice_breaks_the_trajectory(row, layers, broken):
+    shape = RouteLayers(layers, 2)
+    parts = segments([], [(0, [2, 1, 1, 2][: len(row)]), (4, row)])
+    counts = Counts()
+    assert assemble(parts).routed_experts.tolist()[-len(row) :] == row
+    assert len(trajectories_of(parts, VersionLine(), counts, shape)) == (not broken)
+    assert counts.trajectories == ({"rejected": 1} if broken else {})
+    if broken:
+        with pytest.raises(
+            BrokenTrajectory, match=r"token 4 went through experts \[0, 0\] of layer 1, one of them twice"
+        ):
+            OpenTrajectories().extend(parts, shape)
 
 
 def test_trajectories_of_two_models_do_not_form_a_batch():

@@ -8,10 +8,12 @@ import pytest
 
 from actors.generator import serving
 from actors.generator.vllm_engine.routes import RouteReader
-from actors.generator_client.chunks import with_held
+from actors.generator_client.chunks import AnswerInterrupted, sampled_of, with_held
+from actors.generator_client.connection import Arrived
 from actors.generator_client.turn_request import TurnRequest, generate_message, routed
 from actors.sampled import Routes, nothing, routes_in
-from protocol.codec import decode, unpack_arrays
+from protocol.codec import decode, encode_arrays, unpack_arrays
+from protocol.messages.generators import Chunk
 from tests.unit.actors.episodes import asking
 from tests.unit.actors.generator.test_generator_serving import Desk, sampled
 from tests.unit.actors.test_episode import DONE, Env, Script, play, say
@@ -195,6 +197,25 @@ def test_the_reader_looks_at_each_row_once(monkeypatch):
             got += reader.take(tokens).tokens.tolist()
     assert got == list(range(prompt + answer - 1))
     assert sum(joined) <= 2 * (prompt + answer)
+
+
+@pytest.mark.parametrize(
+    ("positions", "usable"),
+    [((3, 4), True), ((4, 3), False), ((3, 3), False), ((-1, 0), False), ((3, 5), False)],
+)
+def test_rows_of_tokens_that_are_not_consecutive_end_the_answer_here(positions, usable):
+    some = sampled([1, 2], -1.0, 0)
+    chunk, frames = decode(
+        encode_arrays(Chunk(request_id="r", offset=0), some.arrays | rows(*positions).arrays)
+    )
+    arrived = Arrived(chunk, frames)
+    if usable:
+        assert sampled_of(arrived, "generator-0").routes.tokens.tolist() == list(positions)
+    else:
+        with pytest.raises(
+            AnswerInterrupted, match="rows of experts that are not those of consecutive tokens"
+        ):
+            sampled_of(arrived, "generator-0")
 
 
 def test_damaged_rows_are_refused():
