@@ -261,7 +261,10 @@ class VllmEngine(AlwaysAwake):
             output_kind=RequestOutputKind.DELTA,
             stream_interval=self._interval,
             skip_clone=True,
-            routed_experts_prompt_start=request.routes_from or 0,
+            # Rows of the prompt cost time, so vLLM returns none where nobody wants them.
+            routed_experts_prompt_start=len(request.prompt)
+            if request.routes_from is None
+            else request.routes_from,
         )
 
     def _route_reader(self, request: Request) -> RouteReader | None:
