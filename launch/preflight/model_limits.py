@@ -44,20 +44,20 @@ def experts_of(described: dict[str, Any]) -> int:
 
 
 def without_experts(config: RunConfig, described: dict[str, Any], folder: Path | None) -> Iterator[str]:
-    """Yield the refusal of replayed routes for a model that has no experts.
+    """Yield the refusal of recorded or replayed routes for a model that has no experts.
 
     Args:
         described: content of the model's config.json; empty if it is not there yet.
         folder: the model's folder; None if it is not there yet.
     """
-    part, made_here = described.get("text_config") or described, not config.model.path
-    if config.learner.algorithm.routes == "current" or not (part or made_here):
+    routes, made_here = config.learner.algorithm.routes, not config.model.path
+    if experts_of(described) >= 2 or not (described or made_here):
         return
-    if experts_of(described) < 2:
-        yield (
-            f'learner.algorithm.routes is "{config.learner.algorithm.routes}", but {folder or "the tiny model"} is no '
-            'mixture of experts, so there is no choice of experts to replay; set it to "current"'
-        )
+    what = f"{folder or 'the tiny model'} is no mixture of experts, so there is no choice of experts to"
+    if routes != "current":
+        yield f'learner.algorithm.routes is "{routes}", but {what} replay; set it to "current"'
+    elif config.generator.routes:
+        yield f"generator.routes is true, but {what} record; leave it out"
 
 
 def quantised(described: dict[str, Any], folder: Path | None) -> Iterator[str]:

@@ -133,9 +133,14 @@ def test_heads_that_cannot_be_divided_are_refused(run, model):
 def test_replayed_routes_need_a_mixture_of_experts(run, model):
     settings = run(learner={"algorithm": {"routes": "proximal", "updates_per_batch": 2}})
     assert f'routes is "proximal", but {model} is no mixture of experts' in refusal(settings)
+    recording = run(generator={"routes": True})
+    assert refusal(recording) == (
+        f"generator.routes is true, but {model} is no mixture of experts, so there is no choice of experts to record; "
+        "leave it out"
+    )
     described = {"max_position_embeddings": 2048, "num_experts": 4}
     (model / "config.json").write_text(json.dumps(described))
-    assert preflight(settings) == []
+    assert preflight(settings) == preflight(recording) == []
 
 
 def test_experts_that_no_message_can_carry_are_refused_and_those_beyond_the_queue_are_said(run, model):
