@@ -26,7 +26,7 @@ from learner.trajectory import Trajectory
 from learner.units import RECOMMITTED, Unit
 from learner.update.engine import TrainingEngine
 from learner.update.report import UpdateReport, missing_routes
-from protocol.arrays import TOKEN_ARRAYS
+from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN, TOKEN_ARRAYS
 
 log = logging.getLogger(__name__)
 
@@ -266,7 +266,8 @@ def save_trajectories(folder: Path, step: int, trajectories: Sequence[Trajectory
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {}
     for i, t in enumerate(trajectories):
-        for name in TOKEN_ARRAYS:
+        routes = (ROUTED_TOKEN, ROUTED_EXPERTS) if len(t.routed_token) else ()
+        for name in (*TOKEN_ARRAYS, *routes):
             arrays[f"{i}.{name}"] = getattr(t, name)
     path = folder / f"step-{step:06d}.npz"
     np.savez_compressed(path, **arrays)

@@ -13,7 +13,7 @@ from learner.intake.trajectories import trajectories_of
 from learner.metrics import Report
 from learner.replay.file import decode_item, encode_item
 from learner.segments import assemble
-from learner.trainer import Trainer
+from learner.trainer import Trainer, save_trajectories
 from learner.trajectory import RouteLayers
 from learner.units import Counts
 from learner.update.report import UpdateReport
@@ -141,3 +141,12 @@ def test_a_first_batch_without_experts_gives_one_warning(tmp_path, caplog, share
             in notes[0]
         )
         assert "give all of them this installation and this run file" in notes[0]
+
+
+def test_trajectories_of_a_step_that_was_not_finite_are_saved_with_their_experts(tmp_path):
+    with_rows, without = with_routes(make_trajectory("a")), make_trajectory("b")
+    saved = np.load(save_trajectories(tmp_path, 3, [with_rows, without]))
+    assert saved["0.routed_token"].tolist() == with_rows.routed_token.tolist()
+    assert saved["0.routed_experts"].tolist() == with_rows.routed_experts.tolist()
+    assert saved["1.token_ids"].tolist() == without.token_ids.tolist()
+    assert not [name for name in saved.files if name.startswith("1.routed")]
