@@ -84,7 +84,8 @@ class LearnerConfig(Section):
     trajectory."""
     share_prefixes: bool = True
     """Compute tokens that trajectories of a group begin with once for all of them, where that is cheaper. The
-    gradients are those of separate computations, up to rounding. Without effect for models with local attention."""
+    gradients are those of separate computations, up to rounding. Without effect for models with local attention. With
+    `algorithm.routes` "behaviour" a token is shared only if its experts are equal, too."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of storing them: less memory, more time."""
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"

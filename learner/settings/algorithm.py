@@ -74,7 +74,7 @@ class AlgorithmConfig(Section):
     """Experts of a mixture of experts with which the policy is trained. "current": those that its routers choose
     now. "proximal": those that the learner's weights before the update choose, in all optimizer steps on a batch,
     weighed anew (routing replay R2, arXiv:2512.01374). It acts with several steps only. "behaviour": those that the
-    generator chose when it sampled, in all passes (R3 of the same paper, arXiv:2510.11370)."""
+    generator chose when it sampled, in all passes, of frozen policies, too (R3 of the same paper, arXiv:2510.11370)."""
     lr_by_ess: Literal["none", "linear", "sqrt"] = "none"
     """Scale the learning rate of a step by the effective sample size of its proximal / behaviour weights, a
     share from 0 to 1 (VCPO, arXiv:2602.17616). "linear": by the share; "sqrt": by its square root."""
