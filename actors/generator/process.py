@@ -82,8 +82,7 @@ async def _serve(
     grace_s: float,
 ) -> None:
     facts = read_model_facts(Path(model))
-    own = _http_engine(config) if config.backend == "http" else _vllm_engine(config, model=model, seed=seed)
-    async with own as engine:
+    async with _engine(config, model=model, seed=seed) as engine:
         cache = Cache(cache_folder(shared_memory(), run, broker), run, partial(access, keys))
         stage = Stage(f"{run}-{name}", facts.shapes, cache=cache)
         try:
@@ -95,6 +94,13 @@ async def _serve(
                 await generator.serve(broker)
         finally:
             stage.close()
+
+
+def _engine(
+    config: GeneratorConfig, *, model: str, seed: int
+) -> contextlib.AbstractAsyncContextManager[SamplingEngine]:
+    """Return the context of the engine that the settings name."""
+    return _http_engine(config) if config.backend == "http" else _vllm_engine(config, model=model, seed=seed)
 
 
 @contextlib.asynccontextmanager

@@ -42,7 +42,7 @@ from tests.integration.hosts.counting_engine import CountingEngine
 a = json.loads(sys.argv[1])
 
 @contextlib.asynccontextmanager
-async def engine(config, *, model, seed, facts):
+async def engine(config, *, model, seed):
     yield CountingEngine(Path(model), a["pause_s"])
 
 process._engine = engine
