@@ -17,7 +17,11 @@ _CORES = len(os.sched_getaffinity(0))
 
 
 def save_results(
-    path: Path, tables: Mapping[str, str], results: Any, headlines: Sequence[tuple[str, str, str]] = ()
+    path: Path,
+    tables: Mapping[str, str],
+    results: Any,
+    headlines: Sequence[tuple[str, str, str]] = (),
+    device: str = "",
 ) -> None:
     """Write what a benchmark has found, with the tables that a page shows and where the figures come from.
 
@@ -25,13 +29,14 @@ def save_results(
         tables: Markdown by name; `benchmarks.page` puts them into pages.
         results: everything that was measured, in a form that JSON can hold.
         headlines: the ratios to show in the README: what Offbeat does, the peer or limit, the ratio.
+        device: the GPU that was measured; "" if none.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     found = {
         "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
         "commit": _commit(),
-        "machine": machine(),
+        "machine": f"{device}; {machine()}" if device else machine(),
         "tables": {name: text.strip() for name, text in tables.items()},
         "headlines": [list(headline) for headline in headlines],
         "results": results,
@@ -97,10 +102,13 @@ def _module() -> str:
 
 
 def _commit() -> str:
-    """Return the commit that was measured, with "+" if files differ from it; empty outside a checkout."""
+    """Return the commit that was measured, with "+" if files differ from it; empty without Git or a checkout."""
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30)
+        try:
+            done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30)
+        except FileNotFoundError:
+            return ""
         return done.stdout.strip()
 
     # Results of other benchmarks and the pages with their tables may wait to be committed.

@@ -29,7 +29,7 @@ Answers = list[tuple[list[int], list[int], list[float]]]
 
 def measure(setting: GpuSetting) -> list[Figure]:
     """Measure each model, without CUDA graphs and with them; the CPU has none."""
-    modes = (True,) if setting.tiny or not setting.cuda else (True, False)
+    modes = (True,) if setting.tiny or not setting.cuda else (False,) if setting.quick else (True, False)
     return [
         figure
         for name in setting.models
@@ -40,12 +40,12 @@ def measure(setting: GpuSetting) -> list[Figure]:
 
 async def engine_figures(setting: GpuSetting, name: str, *, eager: bool) -> list[Figure]:
     """Start an engine, measure it, and end it."""
-    folder = make_model(name, setting.folder, setting.dtype)
+    folder = make_model(name, setting.shelf, setting.dtype, setting.device)
     config = GeneratorConfig(
         dtype=setting.dtype_name,  # type: ignore[arg-type]
         max_model_len=256 if setting.tiny else 2048,
         max_num_seqs=8 if setting.tiny else 1024,
-        gpu_memory_utilization=0.5,
+        gpu_memory_utilization=0.1 if setting.tiny else 0.5,
         enforce_eager=eager,
     )
     engine = await VllmEngine.start(config, model=str(folder), seed=0)
@@ -137,10 +137,11 @@ def published(folder: Path, root: Path) -> tuple[Manifest, Path]:
 
 
 async def reloads(setting: GpuSetting, engine: VllmEngine, folder: Path, where: str) -> list[Figure]:
-    """Load the weights that the engine has `RELOADS` times, and return the pauses, beside vLLM's own reload."""
+    """Load the weights that the engine has, again and again, and return the pauses, beside vLLM's own reload."""
     manifest, file = published(folder, setting.folder / "reload")
     clock, llm = asyncio.get_running_loop().time, engine._llm
-    pauses = [await engine.apply_weights(manifest, file) for _ in range(3 if setting.tiny else RELOADS)]
+    loads = 3 if setting.tiny else 6 if setting.quick else RELOADS
+    pauses = [await engine.apply_weights(manifest, file) for _ in range(loads)]
     alone = list[float]()
     for _ in pauses:
         began = clock()

@@ -35,7 +35,7 @@ def measure(setting: GpuSetting) -> list[Figure]:
 
 def errors(setting: GpuSetting, name: str, count: int) -> list[Figure]:
     """Return the errors of one number of micro-batches."""
-    folder = make_model(name, setting.folder, torch.bfloat16)
+    folder = make_model(name, setting.shelf, torch.bfloat16, setting.device)
     batches = MicroBatches(count, MODELS[name].vocabulary, *((2, 12) if setting.tiny else (4, 512)))
     config = LearnerConfig(zero_stage=2, dtype="bfloat16")
     engine = TrainingEngine(config, model=str(folder), total_steps=1, seed=0)

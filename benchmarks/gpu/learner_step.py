@@ -25,9 +25,13 @@ from learner.config import LearnerConfig
 from learner.trajectory import Trajectory
 from learner.update.engine import TrainingEngine
 
-CHUNKS = (2**25, 2**27, 2**29)
-"""Elements of the logits that the learner holds at once, `learner.update.target_logp.CHUNK_ELEMENTS`."""
-MICRO_BATCH_TOKENS = 8192
+CHUNKS = (2**25, heads.GPU_CHUNK_ELEMENTS, 2**28)
+"""Elements of the logits that the learner holds at once; the one in the middle is what it takes on a GPU."""
+NAMES = ("CHUNK_ELEMENTS", "GPU_CHUNK_ELEMENTS", "PLAIN_GPU_CHUNK_ELEMENTS")
+"""Names of that number in `learner.update.target_logp`."""
+MICRO_BATCH_TOKENS = {"4B": 2048}
+"""Tokens of a micro-batch, where the usual number does not fit: both models are on the GPU at the same time."""
+USUAL_MICRO_BATCH_TOKENS = 8192
 STEP_TOKENS = 32_768
 
 
@@ -69,24 +73,18 @@ def padded(arrays: list[Any]) -> torch.Tensor:
 @contextmanager
 def chunk_elements(elements: int) -> Iterator[None]:
     """Let the learner hold this many elements of the logits at once."""
-    before = heads.CHUNK_ELEMENTS, heads.GPU_CHUNK_ELEMENTS
-    heads.CHUNK_ELEMENTS = heads.GPU_CHUNK_ELEMENTS = elements
+    before = {name: getattr(heads, name) for name in NAMES}
+    vars(heads).update(dict.fromkeys(NAMES, elements))
     try:
         yield
     finally:
-        heads.CHUNK_ELEMENTS, heads.GPU_CHUNK_ELEMENTS = before
+        vars(heads).update(before)
 
 
 def measure(setting: GpuSetting) -> list[Figure]:
     """Measure each model at each length, with mixed lengths, and the longest rows with gradient checkpointing."""
     fastest = max(product_rate(setting))
-    lengths = (32,) if setting.tiny else (512, 2048, 8192)
-    works = [
-        *(Rows(name, length) for name in setting.models for length in lengths),
-        *(Rows(name, lengths[-1], checkpointing=True) for name in setting.models),
-        *(Rows(name, lengths[min(1, len(lengths) - 1)], mixed=True) for name in setting.models),
-    ]
-    return [figure for work in works for figure in row(setting, work, fastest)]
+    return [figure for work in works(setting) for figure in row(setting, work, fastest)]
 
 
 @dataclass(frozen=True)
@@ -107,6 +105,11 @@ class Rows:
         rows = f"rows up to {self.length}" if self.mixed else f"rows of {self.length}"
         return f"{self.model}, {rows}{', with gradient checkpointing' if self.checkpointing else ''}"
 
+    def micro_batch_tokens(self, setting: GpuSetting) -> int:
+        """Return the tokens of a micro-batch: at least one row."""
+        usual = 128 if setting.tiny else MICRO_BATCH_TOKENS.get(self.model, USUAL_MICRO_BATCH_TOKENS)
+        return max(self.length, usual)
+
     def trajectories(self, setting: GpuSetting) -> list[Trajectory]:
         """Return the trajectories of one step."""
         tokens = 256 if setting.tiny else STEP_TOKENS
@@ -119,18 +122,18 @@ def row(setting: GpuSetting, rows: Rows, fastest: float) -> list[Figure]:
     Args:
         fastest: operations per second of a large product, to which the used share refers.
     """
-    folder = make_model(rows.model, setting.folder, setting.dtype)
+    folder = make_model(rows.model, setting.shelf, setting.dtype, setting.device)
     trajectories = rows.trajectories(setting)
     config = LearnerConfig.model_validate(
         {
             "dtype": setting.dtype_name,
-            "micro_batch_tokens": max(rows.length, 128 if setting.tiny else MICRO_BATCH_TOKENS),
+            "micro_batch_tokens": rows.micro_batch_tokens(setting),
             "gradient_checkpointing": rows.checkpointing,
             "optimizer": {"lr": 1e-6},
         }
     )
     engine = TrainingEngine(config, model=str(folder), total_steps=1000, seed=0)
-    chunks = CHUNKS if not (rows.checkpointing or rows.mixed) else CHUNKS[1:2]
+    chunks = CHUNKS[1:2] if rows.checkpointing or rows.mixed or setting.quick else CHUNKS
     try:
         plain = PlainLoop(setting, folder, trajectories, max(1, config.micro_batch_tokens // rows.length))
         padding = list[float]()
@@ -156,6 +159,25 @@ def row(setting: GpuSetting, rows: Rows, fastest: float) -> list[Figure]:
     if rows.mixed:
         figures.append(Figure(f"{rows.words}: padding of the learner", "share", padding[-1:]))
     return figures
+
+
+def works(setting: GpuSetting) -> list[Rows]:
+    """Return what is measured, the quick pieces first."""
+    lengths = (32,) if setting.tiny else (512, 2048, 8192)
+    middle, longest = lengths[len(lengths) // 2], lengths[-1]
+    if setting.quick:
+        first, *others = setting.models
+        return [
+            Rows(first, middle),
+            Rows(first, longest),
+            Rows(first, middle, mixed=True),
+            *(Rows(other, middle) for other in others),
+        ]
+    return [
+        *(Rows(name, length) for name in setting.models for length in lengths),
+        *(Rows(name, longest, checkpointing=True) for name in setting.models),
+        *(Rows(name, middle, mixed=True) for name in setting.models),
+    ]
 
 
 def chunk_name(elements: int) -> str:

@@ -1,6 +1,7 @@
 """Random Qwen3 models of the sizes that are measured, and batches of trajectories for them."""
 
 import math
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,16 @@ TEMPLATE_TOKENS = 8
 GROUP = 8
 
 
-def make_model(name: str, folder: Path, dtype: torch.dtype) -> Path:
+def make_model(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> Path:
     """Write a random model of this name with a tokenizer of letters, unless it is there, and return its folder."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    shape, target = MODELS[name], folder / name
-    if (target / "model.safetensors").exists() or (target / "model.safetensors.index.json").exists():
+    shape, target = MODELS[name], folder / f"{name}-{str(dtype).removeprefix('torch.')}"
+    if target.exists():
         return target
+    # A program that is killed here leaves nothing that looks like a model.
+    partial = target.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
     tokenizer = make_tokenizer(list(LETTERS))
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -55,9 +59,12 @@ def make_model(name: str, folder: Path, dtype: torch.dtype) -> Path:
         bos_token_id=tokenizer.token_to_id("<bos>"), eos_token_id=tokenizer.token_to_id("<eos>"),
         pad_token_id=tokenizer.token_to_id("<pad>"),
     )  # fmt: skip
-    Qwen3ForCausalLM(config).to(dtype).save_pretrained(target, max_shard_size="64GB")
-    save_tokenizer(tokenizer, target, max_length=LONGEST)
-    return target
+    # A GPU draws billions of random numbers at once.
+    with device:
+        model = Qwen3ForCausalLM(config).to(dtype)
+    model.save_pretrained(partial, max_shard_size="64GB")
+    save_tokenizer(tokenizer, partial, max_length=LONGEST)
+    return partial.rename(target)
 
 
 def operations(shape: ModelShape, parameters: int, tokens: int, length: int) -> float:

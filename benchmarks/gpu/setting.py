@@ -17,9 +17,13 @@ class GpuSetting:
     """True proves in seconds, on any machine, that the programs work. The figures then mean nothing."""
     repetitions: int
     folder: Path
-    """Folder for models and versions; it is removed afterwards."""
+    """Folder for versions and runs; it is removed after the step."""
+    shelf: Path
+    """Folder for models, which further steps use, too."""
     models: tuple[str, ...]
     """Names of the models in `benchmarks.gpu.models`."""
+    quick: bool = False
+    """Whether to measure fewer sizes, for a GPU that is there for minutes only."""
 
     @property
     def cuda(self) -> bool:
@@ -49,13 +53,21 @@ class GpuSetting:
         self.settle()
         return time.perf_counter() - began
 
-    def in_turns(self, arms: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
-        """Return the seconds of each arm and repetition. All run once before, and the order alternates."""
+    def in_turns(
+        self, arms: Mapping[str, Callable[[], object]], before: Callable[[], object] = lambda: None
+    ) -> dict[str, list[float]]:
+        """Return the seconds of each arm and repetition. All run once before, and the order alternates.
+
+        Args:
+            before: called before each arm; its time does not count.
+        """
         for call in arms.values():
+            before()
             self.seconds(call)
         found: dict[str, list[float]] = {name: [] for name in arms}
         for repetition in range(self.repetitions):
             for name in list(arms) if repetition % 2 else list(arms)[::-1]:
+                before()
                 found[name].append(self.seconds(arms[name]))
         return found
 

@@ -28,14 +28,14 @@ ENGINE_SHARE = 0.42
 
 def measure(setting: GpuSetting) -> list[Figure]:
     """Measure the first model with chunks of both sizes."""
-    intervals = INTERVALS[:1] if setting.tiny else INTERVALS
+    intervals = INTERVALS[:1] if setting.tiny or setting.quick else INTERVALS
     return [figure for interval in intervals for figure in rates(setting, setting.models[0], interval)]
 
 
 def rates(setting: GpuSetting, name: str, interval: int) -> list[Figure]:
     """Return the tokens per second of several numbers of episodes, beside the bare engine."""
-    folder = make_model(name, setting.folder, setting.dtype)
-    crowds = (8,) if setting.tiny else (64, 256, 1024)
+    folder = make_model(name, setting.shelf, setting.dtype, setting.device)
+    crowds = (8,) if setting.tiny else (256, 1024) if setting.quick else (64, 256, 1024)
     prompt, answer = (16, 16) if setting.tiny else (128, 512)
     config = GeneratorConfig(
         dtype=setting.dtype_name,  # type: ignore[arg-type]

@@ -34,13 +34,16 @@ TINY = [
     "env.params.length=8",
 ]
 
+QUICK = ["learner.steps=7"]
+
 
 def measure(setting: GpuSetting) -> list[Figure]:
     """Measure the first model in all arms, which take turns."""
     name = setting.models[0]
-    folder = make_model(name, setting.folder, setting.dtype)
+    folder = make_model(name, setting.shelf, setting.dtype, setting.device)
+    arms = [arm for arm in ARMS if not (setting.quick and "sleeps" in arm)]
     # A run takes minutes, so one of each arm has to do.
-    rates = {arm: [run(setting, folder, arm)] for arm in ARMS}
+    rates = {arm: [run(setting, folder, arm)] for arm in arms}
     return [
         Figure(
             f"{name}, learner and generator on one device: {arm}",
@@ -48,7 +51,7 @@ def measure(setting: GpuSetting) -> list[Figure]:
             rates[arm],
             *(() if arm == BESIDE else (BESIDE, rates[BESIDE])),
         )
-        for arm in ARMS
+        for arm in arms
     ]
 
 
@@ -62,7 +65,7 @@ def run(setting: GpuSetting, model: Path, arm: str) -> float:
     name = f"run-{list(ARMS).index(arm)}"
     overrides = [f"model.path={model}", f"run.dir={place}", f"run.name={name}", *ARMS[arm]]
     command = [sys.executable, "-m", "launch.cli", "train", str(RUN_FILE), *overrides]
-    command += TINY if setting.tiny else []
+    command += TINY if setting.tiny else QUICK if setting.quick else []
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False
     )

@@ -80,7 +80,7 @@ def measure(setting: GpuSetting) -> list[Figure]:
 
 async def costs(setting: GpuSetting, name: str, kind: Literal["kept", "recomputed"]) -> list[Figure]:
     """Start an engine with running requests, and update it in their middle."""
-    folder = make_model(name, setting.folder, setting.dtype)
+    folder = make_model(name, setting.shelf, setting.dtype, setting.device)
     count, prompt = (4, 48) if setting.tiny else (256, 1024)
     # Each repetition has two timed parts. The first tokens and a warm-up come before.
     longest = TOKENS_OF_EACH * (2 * setting.repetitions + 6)

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from subprocess import TimeoutExpired
+from subprocess import PIPE, TimeoutExpired
 from types import SimpleNamespace
 
 import pytest
@@ -51,17 +51,34 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path, monkeypatch, caplog):
 
 
 def test_a_step_that_fails_takes_nothing_from_the_others(tmp_path, monkeypatch, caplog):
-    def run(command, *, stdout, **named):
-        step = command[command.index("--steps") + 1]
-        if step == "publish":
-            stdout.write(b"OutOfMemoryError: CUDA out of memory")
-            stdout.flush()
-            return SimpleNamespace(returncode=1)
-        (tmp_path / f"{step}.json").write_text('[{"name": "copy", "unit": "GB/s", "values": [2.0]}]')
-        return SimpleNamespace(returncode=0)
+    turns = []
+
+    class Process:
+        """A step that fails if it is "publish". It does nothing before its turn."""
+
+        def __init__(self, command, *, stdout, **named):
+            self.step = command[command.index("--steps") + 1]
+            turns.append(f"{self.step} waits")
+
+        def kill(self):
+            turns.append(f"{self.step} is no more")
+
+        def wait(self):
+            pass
+
+        def communicate(self, line, timeout):
+            turns.append(self.step)
+            self.returncode = int(self.step == "publish")
+            if self.returncode:
+                (tmp_path / "publish.log").write_text("OutOfMemoryError: CUDA out of memory")
+            else:
+                (tmp_path / f"{self.step}.json").write_text(
+                    '[{"name": "copy", "unit": "GB/s", "values": [2.0]}]'
+                )
 
     # Only the program's own: others run processes, too.
-    monkeypatch.setattr(program, "subprocess", SimpleNamespace(run=run, TimeoutExpired=TimeoutExpired))
+    own = SimpleNamespace(Popen=Process, PIPE=PIPE, TimeoutExpired=TimeoutExpired)
+    monkeypatch.setattr(program, "subprocess", own)
     monkeypatch.setattr("benchmarks.report._commit", lambda: "c0ffee")
     arguments = ["--device", "cpu", "--tiny", "--steps", "publish", "ceilings", "--out", str(tmp_path)]
     with caplog.at_level(logging.INFO), pytest.raises(SystemExit):
@@ -70,6 +87,8 @@ def test_a_step_that_fails_takes_nothing_from_the_others(tmp_path, monkeypatch, 
     assert found["results"]["failed"] == {"publish": "1: OutOfMemoryError: CUDA out of memory"}
     assert "| copy | GB/s | 2 |" in found["tables"]["figures"]
     assert "publish failed: 1: OutOfMemoryError: CUDA out of memory" in caplog.messages
+    assert turns[:4] == ["publish waits", "ceilings waits", "publish", "ceilings"]
+    assert turns[4:] == ["publish is no more", "ceilings is no more"]
 
 
 def test_the_run_file_of_the_gpu_tests_is_right():
