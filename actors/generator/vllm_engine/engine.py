@@ -19,6 +19,7 @@ from actors.errors import EngineFailed, RequestRefused
 from actors.generator.engine import AlwaysAwake, Request
 from actors.generator.gpus import check_platform
 from actors.generator.requests import stamp
+from actors.generator.vllm_engine.map_ahead import map_ahead
 from actors.generator.vllm_engine.plugin import is_registered
 from actors.generator.vllm_engine.routes import RouteReader, allow_on_cpu
 from actors.generator.vllm_engine.settings import (
@@ -179,8 +180,9 @@ class VllmEngine(AlwaysAwake):
 
     async def apply_weights(self, manifest: Manifest, data: Path) -> float:
         update = {"path": str(data), "tensors": tensor_table(manifest)}
-        self._open.clear()
         try:
+            await map_ahead(self._llm, data)
+            self._open.clear()
             # pause_generation would sleep 20 ms more, only so that outputs come before it returns. That is
             # not needed, because outputs here carry their versions. It would also clear the cache of images,
             # which are not used.

@@ -27,6 +27,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from actors.generator.vllm_engine.routes import record_on_cpu
+from actors.generator.weights.file_ahead import FileAhead
 from actors.generator.weights.staging import FILE_FORMAT, shares
 from actors.generator.weights.tensor_file import tensors_in
 from actors.generator.weights.to_device import DeviceReader, free_bytes
@@ -40,6 +41,9 @@ THREADS = min(4, len(os.sched_getaffinity(0)))
 """Upper limit of the threads that write weights in place."""
 BYTES_OF_A_THREAD = 16 * 2**20
 """Bytes of weights for each further thread. For less, a thread takes longer to start than it saves."""
+
+FILE_AHEAD = FileAhead()
+"""The file of the version that this process will load next."""
 
 
 @dataclass
@@ -83,7 +87,10 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
 
     def receive_weights(self, update_info: FileUpdate) -> None:
         size = os.path.getsize(update_info.path)
-        data = torch.from_file(update_info.path, shared=False, size=size, dtype=torch.uint8)
+        if self.device.type == "cuda":
+            data = FILE_AHEAD.take(update_info.path)
+        else:
+            data = torch.from_file(update_info.path, shared=False, size=size, dtype=torch.uint8)
 
         def load(rows: list[Any]) -> None:
             self.model.load_weights(tensors_in(data, rows))
@@ -250,6 +257,14 @@ class WeightWorker:
     start_weight_update: Callable[[], None]
     update_weights: Callable[[dict[str, Any]], None]
     finish_weight_update: Callable[[], None]
+
+    def map_ahead(self, path: str) -> None:
+        """Begin to map a file that will be loaded, see `actors.generator.weights.file_ahead`."""
+        FILE_AHEAD.begin(path)
+
+    def is_mapped(self) -> bool:
+        """Return whether the file is mapped."""
+        return FILE_AHEAD.ready
 
     def load_version(self, update_info: dict[str, Any]) -> None:
         """Run an update's three steps in one call of the engine, because each call adds 1 ms to the pause."""

@@ -5,4 +5,5 @@
   `cache_folder`: the folder that its processes share, with its locks.
 - `relay`: serves fetched versions to other hosts.
 - `tensor_file`: reads tensors from the bytes of a safetensors file. `to_device`: brings them to a GPU.
+  `file_ahead`: maps the file before it is loaded.
 """

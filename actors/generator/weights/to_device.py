@@ -1,20 +1,27 @@
-"""Brings the tensors of a file to a GPU through pinned memory, while a thread reads the next ones from the file.
+"""Brings the tensors of a file to a GPU through pinned memory, while threads read the next ones from the file.
 
 A copy from ordinary memory to a GPU is made twice, one part after the other, by the driver. From pinned memory the
-GPU fetches the bytes itself, so reading the file and sending overlap.
+GPU fetches the bytes itself, so reading the file and sending overlap. One thread reads more slowly than the GPU
+fetches, so several read.
 """
 
+import os
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 
+import numpy as np
 import torch
 
 from actors.generator.weights.staging import TensorRow
 from actors.generator.weights.tensor_file import tensors_in
 
-SLOT_BYTES = 128 * 2**20
-"""Bytes of each of the two pinned buffers, and of the tensors that are sent together."""
+SLOT_BYTES = 32 * 2**20
+"""Bytes of each pinned buffer, and of the tensors that are sent together."""
+READERS = min(10, len(os.sched_getaffinity(0)))
+"""Threads that read. Each fills a buffer, and two more buffers are on their way to the GPU."""
 
 
 @dataclass
@@ -54,21 +61,22 @@ def runs(rows: Iterable[TensorRow], limit: int) -> Iterator[Run]:
 
 
 class DeviceReader:
-    """Two pinned buffers, kept from version to version, and the stream on which their bytes leave.
+    """Pinned buffers, kept from version to version, and the stream on which their bytes leave.
 
     Args:
         device: device of the engine. On a CPU the same is done without pinning and without a stream.
         slot_bytes: bytes of each buffer.
+        readers: threads that read from the file.
     """
 
-    def __init__(self, device: torch.device, slot_bytes: int = SLOT_BYTES) -> None:
-        self._device, self._slot_bytes = device, slot_bytes
-        cuda = device.type == "cuda"
-        self._slots = [torch.empty(slot_bytes, dtype=torch.uint8, pin_memory=cuda) for _ in range(2)]
+    def __init__(self, device: torch.device, slot_bytes: int = SLOT_BYTES, readers: int = READERS) -> None:
+        self._device, self._slot_bytes, self._readers = device, slot_bytes, readers
+        cuda, count = device.type == "cuda", readers + 2
+        self._slots = [torch.empty(slot_bytes, dtype=torch.uint8, pin_memory=cuda) for _ in range(count)]
         self._stream = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
-        # Invariant: the loading thread sets an event when it queues a copy out of a slot; the reading thread waits for
-        # it before it fills the slot again. The futures between them order the two.
-        self._sent: list[torch.cuda.Event | None] = [None, None]
+        # Invariant: the loading thread sets an event when it queues a copy out of a slot, and only then asks for the
+        # slot to be filled again; the reading thread waits for the event first.
+        self._sent: list[torch.cuda.Event | None] = [None] * count
 
     def tensors(
         self, data: torch.Tensor, rows: Iterable[TensorRow], room: int
@@ -89,27 +97,31 @@ class DeviceReader:
             if 2 * run.nbytes <= room
             for start in range(run.start, run.end, self._slot_bytes)
         ]
-        with ThreadPoolExecutor(1, "reading weights") as pool:
-            reads = (pool.submit(self._read, data, i % 2, *piece) for i, piece in enumerate(pieces))
-            read, taken = next(reads, None), 0
+        count = len(self._slots)
+        with ThreadPoolExecutor(self._readers, "reading weights") as pool:
+            waiting = (pool.submit(self._read, data, i % count, *piece) for i, piece in enumerate(pieces))
+            # One slot less than there are: the last one is asked for when the copy out of it is queued.
+            reads, taken = deque(islice(waiting, count - 1)), 0
             for run in planned:
                 if 2 * run.nbytes > room:
                     yield from tensors_in(data, run.rows)
                     continue
                 sent = torch.empty(run.nbytes, dtype=torch.uint8, device=self._device)
                 for start in range(0, run.nbytes, self._slot_bytes):
-                    assert read is not None
+                    read = reads.popleft()
                     read.result()
-                    self._send(taken % 2, sent[start : start + self._slot_bytes])
-                    read, taken = next(reads, None), taken + 1
+                    self._send(taken % count, sent[start : start + self._slot_bytes])
+                    reads.extend(islice(waiting, 1))
+                    taken += 1
                 self._await()
                 yield from tensors_in(sent, [[*row[:-2], row[-2] - run.start, row[-1]] for row in run.rows])
 
     def _read(self, data: torch.Tensor, slot: int, start: int, end: int) -> None:
-        """Copy bytes of the file into a slot, once its former bytes have left. The reading thread does this."""
+        """Copy bytes of the file into a slot, once its former bytes have left. A reading thread does this."""
         if (event := self._sent[slot]) is not None:
             event.synchronize()
-        self._slots[slot][: end - start].copy_(data[start:end])
+        # Numpy copies in this thread alone; torch would start as many threads as it may for each reader.
+        np.copyto(self._slots[slot][: end - start].numpy(), data[start:end].numpy())
 
     def _send(self, slot: int, target: torch.Tensor) -> None:
         """Queue the copy of a slot's bytes to the device."""

@@ -23,7 +23,11 @@ def vllm_engine(monkeypatch):
     base = SimpleNamespace(WeightTransferUpdateRequest=dict)
     monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.base", base)
     return VllmEngine(
-        SimpleNamespace(engine_core=SimpleNamespace(pause_scheduler_async=never), errored=False),
+        SimpleNamespace(
+            engine_core=SimpleNamespace(pause_scheduler_async=never),
+            errored=False,
+            vllm_config=SimpleNamespace(device_config=SimpleNamespace(device_type="cpu")),
+        ),
         "recomputed",
         8,
         SchedulerGauges(),

@@ -67,8 +67,8 @@ def test_rows_in_any_order_and_with_gaps_are_read():
 
 
 def test_the_next_tensors_are_read_while_the_engine_takes_these():
-    data, rows = file_of(*[("U8", (10,))] * 4)
-    reader, read = DeviceReader(torch.device("cpu"), 10), threading.Semaphore(0)
+    data, rows = file_of(*[("U8", (10,))] * 7)
+    reader, read = DeviceReader(torch.device("cpu"), 10, readers=2), threading.Semaphore(0)
     inner = reader._read
 
     def noted(*arguments):
@@ -78,9 +78,11 @@ def test_the_next_tensors_are_read_while_the_engine_takes_these():
     reader._read = noted
     tensors = reader.tensors(data, rows, ALL)
     next(tensors)
-    assert all(read.acquire(timeout=30.0) for _ in range(2))
-    assert not read.acquire(blocking=False), "there are two buffers, and one of them is on its way"
-    assert len(list(tensors)) == 3
+    assert all(read.acquire(timeout=30.0) for _ in range(4))
+    assert not read.acquire(blocking=False), (
+        "there are four buffers, and the first has been sent and filled again"
+    )
+    assert len(list(tensors)) == 6
 
 
 def test_an_error_of_the_engine_ends_the_reading_thread():
