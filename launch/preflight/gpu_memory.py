@@ -21,8 +21,8 @@ RANK_BYTES = {
 Weights have the float type. Sums of gradients, AdamW's two averages and the weights that it moves are float32."""
 OPTIMIZER_BYTES = 16
 """Part of these bytes that `learner.offload` moves to the host: gradient sums, averages, and weights in float32."""
-LOGITS_GB = 2.1
-"""Logits of one chunk in float32, twice, see `learner.update.target_logp`."""
+LOGITS_GB = 4.3
+"""Logits of the largest chunk in bfloat16, and their gradient, see `learner.update.target_logp`."""
 CONTEXT_GB = 1.0
 """CUDA, its libraries and their work space in one process."""
 TIGHT = 0.8

@@ -5,6 +5,6 @@
 - `credit_assignment`, `estimates`: rewards to advantages. `batching`: trajectories to micro-batches.
 - `objective`: the objective, put together from `learner.algorithms`.
 - `policy`, `target_logp`, `critic`, `frozen`: the models. `deepspeed_zero`, `ranks`: the machinery.
-- `cpu`: what makes torch fast on a CPU; `gpu_queue`: what keeps the host ahead of a GPU.
+- `device`: what depends on the device that computes: kernels, and what makes torch fast.
 - `gathering`: whole weights from shards; `pretrained`: the model as a folder.
 """

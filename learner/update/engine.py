@@ -44,7 +44,7 @@ class TrainingEngine:
     """Policy, optimizer and the ranks they are spread over.
 
     It needs a process of its own, because it sets torch to ``config.threads_used`` threads, makes the process keep
-    freed memory, and replaces the attention of models (`learner.update.cpu`).
+    freed memory, and replaces the attention of models (`learner.update.device.cpu`).
 
     Args:
         config: settings of the learner.

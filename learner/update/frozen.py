@@ -12,6 +12,7 @@ from torch import Tensor
 from learner.model.routes import RouteReplay
 from learner.update.batching.batch import Batch
 from learner.update.batching.micro_batch import MicroBatch
+from learner.update.device.fused_layers import Agree, fuse_layers
 from learner.update.policy import PolicyModule, micro_batch_inputs
 from protocol.whole_files import whole_file
 
@@ -26,11 +27,15 @@ class FrozenPolicy:
         device: device on which the learner computes.
         given_routes: whether it computes with the experts that generators chose, as the policy does that it is compared
             with. Otherwise the distance of equal weights would not be 0.
+        agree: see `learner.update.device.fused_layers.fuse_layers`.
     """
 
-    def __init__(self, module: PolicyModule, device: torch.device, *, given_routes: bool = False) -> None:
+    def __init__(
+        self, module: PolicyModule, device: torch.device, *, given_routes: bool = False, agree: Agree = bool
+    ) -> None:
         self._trained = [name for name, p in module.lm.named_parameters() if p.requires_grad]
         self._module = module.requires_grad_(False).to(device)
+        fuse_layers(module.lm, device, agree)
         self._module.find_shortcuts()
         self._device = device
         self._routes = RouteReplay(module.lm, "behaviour") if given_routes else None

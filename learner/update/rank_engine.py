@@ -20,10 +20,11 @@ from learner.publishing.weight_copy import CopyStream
 from learner.update import deepspeed_zero as zero
 from learner.update import gathering
 from learner.update.batching.batch import Batch
-from learner.update.cpu import keep_freed_memory, use_float_attention
 from learner.update.critic import load_critic
+from learner.update.device.cpu import keep_freed_memory, use_float_attention
+from learner.update.device.fused_layers import fuse_layers
+from learner.update.device.gpu_queue import pack_no_rows
 from learner.update.frozen import FrozenPolicy
-from learner.update.gpu_queue import pack_no_rows
 from learner.update.objective.adaptive import first_state, reference_policies
 from learner.update.outcome import UpdateOutcome
 from learner.update.policy import PolicyModule, load_policy
@@ -61,6 +62,7 @@ class RankEngine:
         log.info("training %s; adapters: %s", self.parameters, self._lora or "none")
         self.deepspeed = zero.initialise(policy, config, self.ranks)
         """DeepSpeed engine of the policy."""
+        fuse_layers(policy.lm, self.deepspeed.device, self._agree)
         policy.find_shortcuts()
         # Invariant: all ranks lay out rows in one way, because they count micro-batches together.
         policy.sharing = zero.least_over_ranks(policy.sharing, self.ranks)
@@ -113,6 +115,7 @@ class RankEngine:
                     load_policy(model, dtype=dtype, lora=config.lora),
                     device,
                     given_routes=algorithm.routes == "behaviour",
+                    agree=self._agree,
                 )
                 for name in reference_policies(algorithm)
             },
@@ -126,6 +129,10 @@ class RankEngine:
             copies=self.copies,
             routes=None if algorithm.routes == "current" else RouteReplay(policy.lm, algorithm.routes),
         )
+
+    def _agree(self, mine: bool) -> bool:
+        """Return whether all ranks say true. This is a collective call."""
+        return bool(zero.least_over_ranks(int(mine), self.ranks))
 
     def free(self) -> None:
         """Free the models."""

@@ -13,11 +13,15 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from learner.update.device import head_kernels
+
 CHUNK_ELEMENTS = 2**25
 """Targets x vocabulary held at once in float32: 128 MB, and twice that at the peak of either pass."""
-GPU_CHUNK_ELEMENTS = 2**28
-"""The same on a GPU: 1 GB. Each chunk reads and writes the output layer and its gradient whole, which takes a GPU
-longer than the product of a small chunk. Estimated, not measured."""
+GPU_CHUNK_ELEMENTS = 2**30
+"""The same on a GPU with `learner.update.device.head_kernels`, which make no float32 copy: 2 GB in bfloat16, and twice
+that at the peak. In float32 it is half as many. Most micro-batches are a single chunk, computed once."""
+PLAIN_GPU_CHUNK_ELEMENTS = 2**28
+"""The same on a GPU without these kernels: 1 GB in float32, and twice that at the peak."""
 
 Head = Callable[[Tensor], Tensor]
 
@@ -52,7 +56,7 @@ def target_logp(
     def run(h: Tensor, a: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
         return select(head(h), a, tau, entropy_gradient=entropy_gradient)
 
-    rows = rows_at_once(vocabulary, hidden.device)
+    rows = rows_at_once(vocabulary, hidden.device, hidden.dtype)
     if len(target) <= rows:
         return run(hidden, target, temperature)
     pieces = zip(*(torch.split(t, rows) for t in (hidden, target, temperature)), strict=True)
@@ -65,14 +69,20 @@ def target_logp(
     return torch.cat(logps), torch.cat(entropies)
 
 
-def rows_at_once(vocabulary: int, device: torch.device) -> int:
+def rows_at_once(vocabulary: int, device: torch.device, dtype: torch.dtype) -> int:
     """Return how many targets have their logits at a time.
 
     Example:
-        >>> rows_at_once(2**15, torch.device("cpu")), rows_at_once(2**15, torch.device("cuda"))
-        (1024, 8192)
+        >>> rows_at_once(2**15, torch.device("cpu"), torch.float32)
+        1024
     """
-    return max(1, (GPU_CHUNK_ELEMENTS if device.type == "cuda" else CHUNK_ELEMENTS) // vocabulary)
+    if device.type != "cuda":
+        elements = CHUNK_ELEMENTS
+    elif head_kernels.usable(device):
+        elements = GPU_CHUNK_ELEMENTS * torch.bfloat16.itemsize // dtype.itemsize
+    else:
+        elements = PLAIN_GPU_CHUNK_ELEMENTS
+    return max(1, elements // vocabulary)
 
 
 def select(
@@ -80,10 +90,36 @@ def select(
 ) -> tuple[Tensor, Tensor]:
     """Compute what `target_logp` does from logits [N, V] of any floating-point type.
 
-    This holds two more tensors of the size of the logits, in float32.
+    On a CPU, and on a GPU without `learner.update.device.head_kernels`, this holds two more tensors of the size of the
+    logits, in float32.
     """
-    logp, entropy = _Select.apply(logits, target, temperature, entropy_gradient)  # type: ignore[no-untyped-call]
+    function = _SelectByKernels if head_kernels.usable(logits.device) else _Select
+    logp, entropy = function.apply(logits, target, temperature, entropy_gradient)  # type: ignore[no-untyped-call]
     return logp, entropy
+
+
+class _SelectByKernels(torch.autograd.Function):
+    """The same in two kernels. It saves the logits as they are."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, temperature: Tensor, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        logp, entropy, log_sum = head_kernels.forward(logits, target, temperature)
+        ctx.entropy_gradient = entropy_gradient
+        ctx.save_for_backward(logits, target, temperature, entropy, log_sum)
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        return logp, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return the gradient of the logits, see `learner.update.device.head_kernels.backward`."""
+        slope = grad_entropy if ctx.entropy_gradient else None
+        logits, target, temperature, entropy, log_sum = ctx.saved_tensors
+        gradient = head_kernels.backward(logits, target, temperature, entropy, log_sum, grad_logp, slope)
+        return gradient, None, None, None
 
 
 class _Select(torch.autograd.Function):

@@ -16,8 +16,8 @@ EXPECTED = {
     "ceilings": {"matrix product, float32", "device to host, pinned", "host to device, pageable"},
     "learner": {
         "tiny, rows of 32: learner step, chunks of 2^25",
-        "tiny, rows of 32: learner step, chunks of 2^29",
-        "tiny, rows of 32, with gradient checkpointing: learner step, chunks of 2^27",
+        "tiny, rows of 32: learner step, chunks of 2^28",
+        "tiny, rows of 32, with gradient checkpointing: learner step, chunks of 2^30",
         "tiny, rows up to 32: padding of the learner",
     },
     "attention": {
@@ -29,7 +29,7 @@ EXPECTED = {
         "tiny, 4 micro-batches of 24 tokens: error of the gradient, to float32",
     },
     "publish": {"publish 6.55e-05 GB: learner stands", "publish 6.55e-05 GB: announced"},
-    "load": {"load 6.55e-05 GB: through pinned buffers", "load 6.55e-05 GB: from the mapped file"},
+    "load": {"load 6.55e-05 GB: through pinned buffers", "load 6.55e-05 GB: from the file as it is"},
     "generation": {
         "tiny, without graphs: 4 requests",
         "tiny, without graphs: pause for a load",

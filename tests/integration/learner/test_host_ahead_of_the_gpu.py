@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
 
 from learner.config import LearnerConfig
+from learner.update.device.gpu_queue import no_packed_rows
 from learner.update.engine import TrainingEngine
-from learner.update.gpu_queue import no_packed_rows
 from learner.update.updater import Updater
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.methods import COMPARED, METHODS

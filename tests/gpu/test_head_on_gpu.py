@@ -1,0 +1,42 @@
+"""The kernels of the output layer compute the formula on a GPU, and the learner uses them."""
+
+import pytest
+import torch
+
+from learner.update.device import head_kernels
+from learner.update.target_logp import target_logp
+from tests.oracle.output_layer.kernel_checks import SHAPES, check_all, check_edges
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+def test_the_kernels_compute_the_formula():
+    check_all("cuda", [*SHAPES, (33, 151_936)])
+    check_edges("cuda")
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_chunks_have_the_values_and_gradients_of_torch(monkeypatch, entropy):
+    """Compare in float32, in chunks, through the whole output layer."""
+    assert head_kernels._compiled(torch.device("cuda", 0))
+    found = []
+    for kernels in (True, False):
+        monkeypatch.setattr(head_kernels, "usable", lambda device, kernels=kernels: kernels)
+        for name in ("GPU_CHUNK_ELEMENTS", "PLAIN_GPU_CHUNK_ELEMENTS"):
+            monkeypatch.setattr(f"learner.update.target_logp.{name}", 10 * 5003)
+        generator = torch.Generator("cuda").manual_seed(0)
+        hidden, weight = (
+            torch.randn(n, 64, device="cuda", generator=generator, requires_grad=True) for n in (37, 5003)
+        )
+        target = torch.arange(37, device="cuda") * 100
+        tau = torch.linspace(0.5, 2.0, 37, device="cuda")
+        outputs = target_logp(
+            hidden, lambda h, w=weight: h @ w.T, target, tau, vocabulary=5003, entropy_gradient=entropy
+        )
+        loss = (outputs[0] * tau).sum() + (outputs[1].sum() if entropy else 0.0)
+        found.append([*outputs, *torch.autograd.grad(loss, (hidden, weight))])
+    for mine, torchs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, torchs, rtol=1e-4, atol=1e-3)
