@@ -17,6 +17,7 @@ def test_at_lag_zero_the_ratios_are_one(offbeat, recipe):
     assert run.summary["policy_version"] == 4
 
 
+@pytest.mark.soak
 def test_windows_stand_still_until_they_are_trained(offbeat):
     """A response of up to 12 tokens is trained in windows of 4, over several steps, and no token lags.
 

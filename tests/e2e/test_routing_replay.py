@@ -68,6 +68,7 @@ def test_the_learner_replays_what_the_generators_chose(offbeat, mixture):
         assert 0 < step["learner/rerouted_share"] < 0.2
 
 
+@pytest.mark.soak
 def test_answers_that_an_update_cut_in_two_keep_the_experts_of_each_half(offbeat, mixture):
     run = offbeat(
         "../tests/gpu/letters",
