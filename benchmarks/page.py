@@ -39,6 +39,9 @@ COMMANDS = {
     "hgpo loop otc prs rapo riskpo spear spo-winrate subpo xrpo-novelty",
     "generation": "generation --repetitions 5",
     "generation-smollm2": "generation --size smollm2 --requests 128 --repetitions 5",
+    "gpu/fused": "gpu --quick --steps load learner --models 0.6B",
+    "gpu/before": "gpu --quick --steps ceilings publish learner --models 0.6B 1.7B 4B",
+    "gpu/fused-larger": "gpu --quick --steps learner --models 1.7B",
     "harnesses": "harnesses",
     "learner": "learner --rounds 5",
     "learner-shared": "learner --sizes 1M 10M 135M --lengths 'one prompt' 'three turns' --rounds 3",
@@ -54,8 +57,8 @@ COMMANDS = {
     "versus_trl-sums": "versus_trl --tasks sums",
     "weights": "weights --repetitions 5",
 }
-"""Program and arguments that write benchmarks/results/NAME.json, by NAME."""
-_PLACE = re.compile(r"<!-- results: ([\w-]+)\.([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
+"""Program and arguments that write benchmarks/results/NAME.json, by NAME, which may have a folder."""
+_PLACE = re.compile(r"<!-- results: ([\w/-]+)\.([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 _HEADLINES = re.compile(r"<!-- headlines -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -93,7 +96,7 @@ def _source(found: dict[str, Any]) -> str:
 
 def _headlines(results: Path) -> str:
     rows, machines = [], set()
-    for path in sorted(results.glob("*.json")):
+    for path in sorted(results.rglob("*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         rows += [f"| {' | '.join(headline)} |" for headline in found.get("headlines", [])]
         machines |= {found["machine"]} if found.get("headlines") else set()

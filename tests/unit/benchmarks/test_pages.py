@@ -20,15 +20,19 @@ def test_the_figures_are_those_of_the_results(page):
     assert filled(text) == text, "run `python -m benchmarks.page`"
 
 
+def name_of(path):
+    return path.relative_to(RESULTS).with_suffix("").as_posix()
+
+
 def test_every_result_is_shown():
-    for path in RESULTS.glob("*.json"):
+    for path in RESULTS.rglob("*.json"):
         for table in json.loads(path.read_text())["tables"]:
-            assert f"<!-- results: {path.stem}.{table} -->" in SHOWN, f"{path.name}: {table}"
+            assert f"<!-- results: {name_of(path)}.{table} -->" in SHOWN, f"{path.name}: {table}"
 
 
 def test_every_benchmark_has_a_place_and_a_command():
-    assert {name for name, _ in re.findall(r"<!-- results: ([\w-]+)\.([\w-]+) -->", SHOWN)} == set(COMMANDS)
-    assert {path.stem for path in RESULTS.glob("*.json")} <= set(COMMANDS)
+    assert {name for name, _ in re.findall(r"<!-- results: ([\w/-]+)\.([\w-]+) -->", SHOWN)} == set(COMMANDS)
+    assert {name_of(path) for path in RESULTS.rglob("*.json")} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
