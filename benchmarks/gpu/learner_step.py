@@ -162,7 +162,7 @@ def row(setting: GpuSetting, rows: Rows, fastest: float) -> list[Figure]:
 
 
 def works(setting: GpuSetting) -> list[Rows]:
-    """Return what is measured, the quick pieces first."""
+    """Return what is measured."""
     lengths = (32,) if setting.tiny else (512, 2048, 8192)
     middle, longest = lengths[len(lengths) // 2], lengths[-1]
     if setting.quick:

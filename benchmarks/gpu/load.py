@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
-from actors.generator.weights.file_ahead import mapped
+from actors.generator.weights.file_ahead import file_bytes, mapped
 from actors.generator.weights.staging import tensor_table
 from actors.generator.weights.tensor_file import tensors_in
 from actors.generator.weights.to_device import DeviceReader
@@ -37,14 +37,14 @@ class Loads:
         new = NewVersion(setting.folder / "load", shapes)
         try:
             OutgoingWeights(shapes, self.expected.items()).copy_into(new.memory, new.places, new.written)()
-            path, self._manifest = new.finish(run="benchmark", epoch=1, version=1)
+            path, manifest = new.finish(run="benchmark", epoch=1, version=1)
         except BaseException:
             new.discard()
             raise
-        self._file, self._rows = str(path.with_name(DATA)), tensor_table(self._manifest)
+        self._file, self._rows = str(path.with_name(DATA)), tensor_table(manifest)
         self._reader = DeviceReader(setting.device, *((TINY_SLOT,) if setting.tiny else ()))
         self.model = {name: torch.zeros_like(tensor) for name, tensor in self.expected.items()}
-        self._pinned = setting.pinned(self._manifest.nbytes)
+        self._pinned = setting.pinned(manifest.nbytes)
         self._pinned.copy_(mapped(self._file))
         self._ahead = mapped(self._file)
 
@@ -58,8 +58,7 @@ class Loads:
 
     def from_file(self) -> None:
         """Map the file page by page, and copy the tensors out of it."""
-        data = torch.from_file(self._file, shared=False, size=self._manifest.nbytes, dtype=torch.uint8)
-        self._take(tensors_in(data, self._rows))
+        self._take(tensors_in(file_bytes(self._file), self._rows))
 
     def ours(self) -> None:
         """Copy the tensors as an engine does, from the file that was mapped ahead."""

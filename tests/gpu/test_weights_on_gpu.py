@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from actors.generator.weights.file_ahead import file_bytes
 from actors.generator.weights.staging import tensor_table
 from actors.generator.weights.to_device import DeviceReader, free_bytes
 from learner.publishing.publisher import Publisher
@@ -38,7 +39,7 @@ def test_a_version_has_the_weights_before_the_step_and_comes_back_whole(tmp_path
         for message, factor in zip(told, (1.0, 2.0), strict=True):
             manifest = read_manifest(Path(message.manifest))
             file = Path(message.manifest).with_name(DATA)
-            data = torch.from_file(str(file), shared=False, size=manifest.nbytes, dtype=torch.uint8)
+            data = file_bytes(str(file))
             reader = DeviceReader(device, 2**20)
             for name, tensor in reader.tensors(data, tensor_table(manifest), free_bytes(device)):
                 assert tensor.device == device

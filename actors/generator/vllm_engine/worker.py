@@ -27,7 +27,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from actors.generator.vllm_engine.routes import record_on_cpu
-from actors.generator.weights.file_ahead import FileAhead
+from actors.generator.weights.file_ahead import FileAhead, file_bytes
 from actors.generator.weights.staging import FILE_FORMAT, shares
 from actors.generator.weights.tensor_file import tensors_in
 from actors.generator.weights.to_device import DeviceReader, free_bytes
@@ -86,23 +86,20 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[m
             initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        size = os.path.getsize(update_info.path)
-        if self.device.type == "cuda":
-            data = FILE_AHEAD.take(update_info.path)
-        else:
-            data = torch.from_file(update_info.path, shared=False, size=size, dtype=torch.uint8)
+        on_gpu = self.device.type == "cuda"
+        data = FILE_AHEAD.take(update_info.path) if on_gpu else file_bytes(update_info.path)
 
         def load(rows: list[Any]) -> None:
             self.model.load_weights(tensors_in(data, rows))
 
         if self._in_place:
-            self._mapped, self._threads = data, min(THREADS, 1 + size // BYTES_OF_A_THREAD)
+            self._mapped, self._threads = data, min(THREADS, 1 + data.nbytes // BYTES_OF_A_THREAD)
             # vLLM skips the second name of a tied weight only if the same call loads the first name too.
             tied = getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
             together = self.model_config.get_vocab_size() if tied else None
             parts = shares(update_info.tensors, self._threads, together=together)
             in_threads([partial(load, rows) for rows in parts], self._threads)
-        elif self.device.type == "cuda":
+        elif on_gpu:
             self._reader = self._reader or DeviceReader(self.device)
             room = free_bytes(self.device)
             self.model.load_weights(self._reader.tensors(data, update_info.tensors, room))

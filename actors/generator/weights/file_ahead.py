@@ -52,8 +52,13 @@ class FileAhead:
             ) from None
 
 
+def file_bytes(path: str) -> torch.Tensor:
+    """Return the bytes of a file, uint8. Each page is mapped when it is first read."""
+    return torch.from_file(path, shared=False, size=os.path.getsize(path), dtype=torch.uint8)
+
+
 def mapped(path: str) -> torch.Tensor:
-    """Map a file for reading, with all its pages, and return its bytes.
+    """Return the bytes of a file, uint8, with all pages mapped.
 
     Example:
         >>> import tempfile
@@ -62,12 +67,11 @@ def mapped(path: str) -> torch.Tensor:
         ...     bytes(mapped(file.name).numpy())
         b'weights'
     """
-    size = os.path.getsize(path)
-    data = torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
+    data = file_bytes(path)
     # A call through ctypes lets other threads of Python run.
     advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for start in range(0, size, PIECE_BYTES):
-        if advise(data.data_ptr() + start, min(PIECE_BYTES, size - start), POPULATE_READ):
+    for start in range(0, data.nbytes, PIECE_BYTES):
+        if advise(data.data_ptr() + start, min(PIECE_BYTES, data.nbytes - start), POPULATE_READ):
             break
     return data

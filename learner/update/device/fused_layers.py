@@ -138,7 +138,7 @@ def restore(module: ModuleType, names: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in new.items() if isinstance(value, FunctionType)}
 
 
-def use(part: torch.nn.Module, new: dict[str, Any]) -> None:
+def use(part: nn.Module, new: dict[str, Any]) -> None:
     """Let the forward pass of one part of a model call new functions of its module, if it calls them."""
     forward = type(part).forward
     if "forward" in vars(part) or not isinstance(forward, FunctionType):
