@@ -7,7 +7,7 @@
 Each step runs in a process of its own, so a step that fails takes nothing from the others, and the next one finds
 the GPU empty. That one has loaded its libraries meanwhile. Both sides of a figure take turns. The table has medians,
 with minimum and maximum in brackets. Models and versions lie in shared memory meanwhile: 8 GB and twice that for a
-version of 8 GB. `--quick` measures fewer sizes, for a GPU that is there for a quarter of an hour.
+version of 8 GB. `--quick` measures fewer sizes, for a GPU that is there for minutes only.
 
 With `--device cpu --tiny` every step runs in seconds with a model of some thousand parameters. That proves that the
 programs work, and the figures mean nothing. Without `--device`, a machine without a GPU is told so.
@@ -52,7 +52,7 @@ def arguments_of(given: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="only prove that the programs work")
-    parser.add_argument("--quick", action="store_true", help="measure fewer sizes, in some ten minutes")
+    parser.add_argument("--quick", action="store_true", help="measure fewer sizes")
     parser.add_argument("--steps", nargs="+", choices=list(STEPS), default=list(STEPS))
     parser.add_argument("--models", nargs="+", default=None, help="tiny, 0.6B, 1.7B, 4B; default 0.6B 1.7B")
     parser.add_argument("--repetitions", type=int, default=3)
