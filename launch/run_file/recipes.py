@@ -36,9 +36,10 @@ class Recipe:
 
     @property
     def page(self) -> Path | None:
-        """Page of docs/ that explains the recipe; None for a job that stands for no method."""
-        pages = sorted(DOCS.rglob(f"{self.name}.md"))
-        return pages[0] if pages else None
+        """Page of docs/ with a section that explains the recipe; None for a job that stands for no method."""
+        heading = f"\n## {self.name}\n"
+        pages = (path for path in sorted(DOCS.glob("*.md")) if heading in path.read_text(encoding="utf-8"))
+        return next(pages, None)
 
     @property
     def source(self) -> str:
@@ -106,7 +107,7 @@ def page(recipe: Recipe) -> str:
 
     Comments at the top say what the recipe needs and where it is explained.
     """
-    explained = recipe.page or DOCS / "README.md"
+    explained = f"{recipe.page}#{recipe.name}" if recipe.page else str(DOCS / "README.md")
     facts = [
         f"# {recipe.description}",
         f"# needs: {', '.join(recipe.needs) or 'nothing beside a policy'}",

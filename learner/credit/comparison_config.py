@@ -74,7 +74,7 @@ class Amplify(Section):
 
 class ComparedAdvantage(Section):
     """Sum of comparisons, each of a value of trajectories or turns with that of others. GRPO, GiGPO, HGPO, GDPO, DVAO
-    and DGPO are such sums; docs/recipes/credit has their terms."""
+    and DGPO are such sums; docs/recipes/comparisons.md has their terms."""
 
     kind: Literal["compared"] = "compared"
     terms: tuple[Comparison, ...] = Field((Comparison(),), strict=False, min_length=1)

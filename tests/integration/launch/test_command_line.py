@@ -70,7 +70,7 @@ def test_recipes_are_listed_and_printed():
 
 def test_a_printed_recipe_is_a_run_file(tmp_path):
     one = offbeat("recipes", "bapo")
-    assert "docs/recipes/bapo.md" in one.stdout
+    assert "docs/recipes/staleness.md#bapo" in one.stdout
     assert 'family = "spell_backward"' in one.stdout, "merged"
     path = tmp_path / "copy.toml"
     path.write_text(one.stdout)

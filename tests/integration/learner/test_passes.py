@@ -97,7 +97,7 @@ def test_a_token_is_scored_once_whatever_the_number_of_passes(start, monkeypatch
 
 
 class SlowTwin:
-    """The learner by loops over trajectories and tokens, from the formulas of docs/recipes/hapo.md and remix.md.
+    """The learner by loops over trajectories and tokens, from the formulas of HAPO and ReMix in docs/recipes.
 
     It has whole logits, one trajectory at a time, plain AdamW, and no ranks.
     """

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[4]
 DOCS = ROOT / "docs" / "recipes"
 METHODS = sorted((FOLDER / "methods").rglob("*.toml"))
 FOLDERS = {p.stem: p.parent.name for p in METHODS if p.parent.name != "methods"}
-"""Folder of each method that is in one of its own, by name; its page is in a folder of the same name."""
+"""Folder of each method that is in one of its own, by name."""
 UNMEASURED = set(FOLDERS)
 FAMILIES = {name for name, folder in FOLDERS.items() if folder == "families"}
 CREDIT = UNMEASURED - FAMILIES
@@ -73,43 +73,64 @@ def test_settings_written_are_settings_in_force(path):
 
 
 def page_of(path):
-    return DOCS / FOLDERS.get(path.stem, "") / f"{path.stem}.md"
+    return find(path.stem).page
 
 
-def test_every_method_has_a_page(path):
+def section_of(path):
+    """Return the part of a page that is about one method."""
     text = page_of(path).read_text()
-    measured = text.partition("## Measured")[2]
-    if path.stem in UNMEASURED:
-        results = (f"<!-- results: {name}.{path.stem} -->" for name in ("claims", "claims-families"))
-        places = ("The effect was not measured here.", *results)
-        assert any(place in measured for place in places)
-    else:
-        assert MEASURED in measured
-        assert f"](../images/recipes/{path.stem}.png)" in measured
-        assert (DOCS.parent / "images" / "recipes" / f"{path.stem}.png").is_file()
-    assert f"`.venv/bin/offbeat train {path.stem}`" in text
+    return text.partition(f"\n## {path.stem}\n")[2].partition("\n## ")[0]
+
+
+def row_of(path):
+    """Return the cells of a method in the table at the top of its page."""
+    lines = page_of(path).read_text().splitlines()
+    (row,) = [line for line in lines if line.startswith(f"| [{path.stem}](#{path.stem}) |")]
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_every_method_has_a_section_of_one_page(path):
+    headings = [
+        heading for page in DOCS.glob("*.md") for heading in re.findall(r"^## (.*)$", page.read_text(), re.M)
+    ]
+    assert headings.count(path.stem) == 1
+    text = section_of(path)
+    assert f"[File](../../{path.relative_to(ROOT)})" in text
+    assert "```text\n" in text, "the formula"
     for source in find(path.stem).source.split(", "):
         assert source in text
-    for heading in ("## Formula", "## Settings", "## Watch", "## Differences"):
-        assert heading in text, heading
-    written = re.sub(r"<!-- results:.*?<!-- end -->", "", text, flags=re.DOTALL)
-    assert len(written.splitlines()) < 60, "half a page, beside the tables of what was measured"
+    measured = re.findall(r"<!-- results: (?:claims|claims-families|claims-doors)\.([\w-]+) -->", text)
+    if path.stem in UNMEASURED:
+        assert set(measured) <= {path.stem}
+        assert "the effect was not measured here." in " ".join(page_of(path).read_text().split())
+    else:
+        assert f"](../images/recipes/{path.stem}.png)" in text
+        assert (DOCS.parent / "images" / "recipes" / f"{path.stem}.png").is_file()
+        assert MEASURED in page_of(path).read_text()
 
 
-def test_pages_name_metrics_that_exist(path):
-    text = page_of(path).read_text()
-    named = re.findall(
-        r"`((?:rollout|learner|critic|replay|family|generator|actor|broker|evaluation)/[a-z_]+)`", text
-    )
-    assert named
-    assert set(named) <= set(tags())
+def test_the_table_of_a_page_says_where_a_method_comes_from_and_how_it_runs(path):
+    _, places, source, job, run = row_of(path)
+    assert source == (find(path.stem).source or "ours")
+    assert job == f"`{Path(read_own(path)['extends']).stem}`"
+    assert run == f"`.venv/bin/offbeat train {path.stem}`"
+    learner = "".join(file.read_text() for file in (ROOT / "learner").rglob("*.py"))
+    for place in re.findall(r"`(\w+)`", places):
+        assert f"def {place}(" in learner, place
+
+
+def test_pages_name_metrics_that_exist():
+    for file in DOCS.glob("*.md"):
+        named = re.findall(
+            r"`((?:rollout|learner|critic|replay|family|generator|actor|broker|evaluation)/[a-z_]+)`",
+            file.read_text(),
+        )
+        assert set(named) <= set(tags()), file.name
 
 
 def test_pages_name_settings_that_exist(path):
-    """The fields in the first column of the table of settings exist, with the values of the second column."""
-    text = page_of(path).read_text()
-    rows = re.findall(r"^\| `([a-z0-9_.]+)` \| `([^`]+)` \|", text, flags=re.M)
-    assert rows
+    """The fields that a section names with a value have this value."""
+    rows = re.findall(r"^- `([a-z0-9_.]+)` = `([^`]+)`:", section_of(path), flags=re.M)
     config = load(path).model_dump(mode="json")
     for name, value in rows:
         here = config if name.startswith(("learner.", "actor.")) else config["learner"]["algorithm"]
@@ -118,18 +139,12 @@ def test_pages_name_settings_that_exist(path):
         assert tomllib.loads(f"x = {value}")["x"] == here, name
 
 
-def test_the_index_lists_every_page():
-    text = (DOCS / "README.md").read_text()
-    linked = re.findall(r"\]\(((?:credit/|families/|objectives/)?[a-z0-9-]+)\.md\)", text)
-    assert sorted(set(linked)) == sorted(str(page_of(p).relative_to(DOCS).with_suffix("")) for p in METHODS)
-
-
 def test_the_index_says_what_a_method_does_and_costs(path):
     recipe = find(path.stem)
     (row,) = [
         line
         for line in (DOCS / "README.md").read_text().splitlines()
-        if line.startswith(f"| [{path.stem}]({page_of(path).relative_to(DOCS)}) |")
+        if line.startswith(f"| [{path.stem}]({page_of(path).name}#{path.stem}) |")
     ]
     _, _, does, corrects, costs, source, _ = (cell.strip() for cell in row.split("|"))
     assert does == recipe.description
@@ -162,7 +177,7 @@ def test_one_recipe_is_printed_with_its_page(path):
     recipe = find(path.stem)
     text = page(recipe)
     assert text.startswith(f"# {recipe.description}\n# needs: {', '.join(recipe.needs)}\n")
-    assert str(page_of(path)) in text
+    assert f"# docs:  {page_of(path)}#{path.stem}\n" in text
 
 
 def test_a_recipe_is_printed_with_what_does_not_act():
