@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 RECIPE ?= smollm2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train smollm2 test soak check e2e bench gpu ratios staleness claims docs
+.PHONY: setup train smollm2 test soak check e2e bench gpu ratios staleness claims docs report
 
 setup: $(VENV)/.installed
 
@@ -30,6 +30,10 @@ check: setup            ## format, lint, types, layering
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(BIN)/python -m tests.size_report
+
+report: setup           ## name long files and long functions; fails on nothing
+	@$(BIN)/python -m tests.size_report
 
 e2e: setup              ## the real system learns, at reduced length
 	$(BIN)/python -m pytest tests/e2e -q --durations=6

@@ -5,8 +5,8 @@
   `methods/families/` those whose groups ask for further groups.
   `method = "bapo"` takes one into any job. As run files they extend a job that shows them.
 
-A method file has its settings in `[learner]`, and those of the job that shows it in `[demo]`. The pages of docs/recipes/
-have a section for each method.
+A method file has its settings in `[learner]`, and those of the job that shows it in `[demo]`. The pages of
+docs/recipes/ have a section for each method.
 """
 
 ONE_ALGORITHM = (

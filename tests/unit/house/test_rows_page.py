@@ -70,23 +70,6 @@ def test_every_parameter_is_on_the_page():
             assert rows[name].strip("`").strip('"') == str(parameter.default)
 
 
-def lines_of(part, *languages):
-    """Return the number of lines in a part's blocks of code that are neither empty nor a comment."""
-    blocks = re.findall(rf"^```(?:{'|'.join(languages)})\n(.*?)^```", part, re.DOTALL | re.MULTILINE)
-    return sum(bool(line.split("#")[0].strip()) for text in blocks for line in text.splitlines())
-
-
-def test_the_table_counts_the_lines_that_the_page_shows():
-    table, *others = PAGE.split("## Lines to write")[1].split("\n### ")
-    parts = {part.splitlines()[0]: part for part in others}
-    parts["Offbeat"] = f"```python\n{block('python')}```\n```toml\n{block('toml')}```"
-    rows = re.findall(r"^\| (\S+) \| (\d+) \| (\d+) \| (\d+) \|", table, re.MULTILINE)
-    assert len(rows) == 4
-    for name, python, configuration, total in rows:
-        counted = lines_of(parts[name], "python"), lines_of(parts[name], "toml", "sh")
-        assert (int(python), int(configuration), int(total)) == (*counted, sum(counted)), name
-
-
 def test_the_first_screen_of_the_readme_shows_the_job():
     readme = (ROOT / "README.md").read_text().splitlines()
     job = "\n".join(readme[:40]) + "\n"
