@@ -43,9 +43,8 @@ def main() -> None:
     files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     found = [line for path in files for line in findings(path)]
     print("\n".join(found), end="\n" if found else "")
-    print(
-        f"{len(files)} files: {len(found)} notes on files over {LONGEST_FILE} lines and functions over {LONGEST_FUNCTION}"
-    )
+    limits = f"files over {LONGEST_FILE} lines and functions over {LONGEST_FUNCTION}"
+    print(f"{len(files)} files: {len(found)} notes on {limits}")
 
 
 if __name__ == "__main__":
