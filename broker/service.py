@@ -1,8 +1,4 @@
-"""The broker process: decodes frames, hands messages to the `Dispatcher`, sends its actions, and serves HTTP.
-
-No message leaves before the journal has the records it rests on (output commit). So everything that a peer
-was ever told is still true after the process is killed.
-"""
+"""The broker process: decodes frames, hands messages to the `Dispatcher`, sends its actions, and serves HTTP."""
 
 import asyncio
 import contextlib
@@ -12,26 +8,72 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import zmq
+from aiohttp import web
 
 from broker.config import BrokerConfig
-from broker.core.outbox import Send
+from broker.core.peers import Send
 from broker.errors import BindRefused, BrokerError, JournalError, NameInUse, StateBroken, WrongKey
-from broker.http_pages import HttpPages
-from broker.identities import REVOKED, unnamed
-from broker.listening import allow_many_connections, bind_failure
 from broker.output_commit import OutputCommit
-from broker.peer_socket import PeerSocket, may_log
+from broker.peer_socket import REVOKED, PeerSocket, allow_many_connections, bind_failure, may_log, unnamed
+from broker.status import prometheus, status
 from protocol.codec import Buffer, decode
 from protocol.envelopes import open_envelope
 from protocol.errors import ProtocolError
 from protocol.messages.fields import MAX_ITEMS
 from protocol.messages.peers import Goodbye, Hello, Refused
 from protocol.security.addresses import check_endpoint, split_address
+from protocol.security.guard import Guard
 from protocol.security.http_serving import serving
 from protocol.security.http_tls import scheme
+from protocol.security.http_token import require_token
 from protocol.security.keys import AllowList, Principal
+
+
+class HttpPages:
+    """The broker's HTTP pages. With keys for HTTP, a client must send the token.
+
+    Args:
+        guard: who may connect to the broker's socket; None without encryption.
+    """
+
+    def __init__(self, output_commit: OutputCommit, guard: Guard | None, http_keys: Path | None) -> None:
+        self._output_commit, self._dispatcher = output_commit, output_commit.dispatcher
+        self._guard, self._http_keys = guard, http_keys
+
+    def app(self) -> web.Application:
+        """Return the application to serve."""
+        app = web.Application(client_max_size=1024, middlewares=[require_token(self._http_keys)])
+        app.router.add_get("/status", self._status)
+        app.router.add_get("/metrics", self._metrics)
+        return app
+
+    async def _status(self, _: web.Request) -> web.Response:
+        page = status(
+            self._dispatcher,
+            time.monotonic(),
+            journal=self._output_commit.status(),
+            security=self._security(),
+        )
+        return web.json_response(page)
+
+    def _security(self) -> dict[str, Any]:
+        if self._guard is None:
+            return {"encrypted": False}
+        admission = self._guard.admission
+        admission.reload(time.monotonic())
+        return {
+            "encrypted": True,
+            "keys_admitted": len(admission.allowed),
+            "handshakes_refused": dict(admission.refused),
+        }
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        text = prometheus(self._dispatcher, time.monotonic())
+        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,7 @@ import numpy as np
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
 from broker.journal.journal import Journal
-from broker.journal_store import JournalStore
-from broker.recovery import recover, snapshot
+from broker.recovery import JournalStore, recover, snapshot
 from protocol.codec import decode, encode, encode_arrays
 from protocol.messages.delivery import Checkpointed, Commit, Deliver, DeliveryCredit, Dropped
 from protocol.messages.peers import Heartbeat, Hello

@@ -2,10 +2,10 @@
 
 from contextlib import closing
 
-from broker.journal.config import JournalConfig
+from broker.config import JournalConfig
+from broker.journal.claim import LOCK, Mark, pack_mark
 from broker.journal.files import numbers
 from broker.journal.journal import Journal
-from broker.journal.mark import LOCK, Mark, pack_mark
 from broker.journal.records import Kind, file_name, pack_segment
 
 DEADLINE_S = 120.0

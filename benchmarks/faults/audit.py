@@ -17,14 +17,13 @@ import msgspec
 
 from benchmarks.faults.learner import by_checkpoint, by_log, by_metrics
 from broker.config import BrokerConfig
-from broker.core.events import AnyEvent, Committed, LearnerJoined, decode_event
-from broker.core.learner.takeover import process
+from broker.core.deliveries import process
+from broker.core.records import AnyEvent, Committed, Counted, LearnerJoined, decode_event
 from broker.core.state import BrokerState
-from broker.core.store import Counted
 from broker.errors import BrokerError
 from broker.journal.files import numbers
+from broker.journal.opening import records
 from broker.journal.records import Kind, Loss, Record, unpack_segment
-from broker.journal.survey import records
 from broker.recovery import Snapshot
 from learner.run_files import CHECKPOINTS
 from protocol import names

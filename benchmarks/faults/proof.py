@@ -19,15 +19,13 @@ from typing import Any, NamedTuple
 
 from benchmarks.faults.audit import audit
 from benchmarks.faults.table import MUST_BE_EMPTY
-from broker.config import BrokerConfig
-from broker.core.events import Committed, LearnerJoined, decode_event
+from broker.config import BrokerConfig, JournalConfig
+from broker.core.records import Committed, LearnerJoined, decode_event
 from broker.core.state import BrokerState
-from broker.journal.config import JournalConfig
 from broker.journal.journal import Journal
+from broker.journal.opening import records
 from broker.journal.records import Kind, Loss, unpack_segment
-from broker.journal.survey import records
-from broker.journal_store import JournalStore
-from broker.recovery import recover
+from broker.recovery import JournalStore, recover
 from protocol.codec import decode_segment
 
 ACKNOWLEDGED = re.compile(rb"segment (\d+) of (\S+): stored")

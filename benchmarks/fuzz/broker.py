@@ -16,10 +16,9 @@ from benchmarks.fuzz.broker_peers import ACTORS, Peers
 from benchmarks.fuzz.engine import Choices
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
-from broker.core.outbox import Send
+from broker.core.peers import Send
 from broker.journal.records import Kind, Place, Record
-from broker.journal_store import JournalStore
-from broker.recovery import recover, snapshot
+from broker.recovery import JournalStore, recover, snapshot
 from broker.status import prometheus, status
 from protocol.codec import Buffer, decode, encode, encode_delivery
 from protocol.envelopes import open_envelope
@@ -40,7 +39,7 @@ MESSAGE_S = 0.5
 
 
 class MemoryJournal:
-    """A journal in memory, with the parts of the interface that `broker.journal_store.JournalStore` needs."""
+    """A journal in memory, with the parts of the interface that `broker.recovery.JournalStore` needs."""
 
     low, blocked = False, ""
 

@@ -20,8 +20,9 @@ from benchmarks.fuzz.messages import group
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
 from broker.errors import JournalError
+from broker.journal.claim import LOCK, Mark, pack_mark
 from broker.journal.journal import Journal
-from broker.journal.mark import LOCK, Mark, pack_mark
+from broker.journal.opening import ACCEPTED, records, survey
 from broker.journal.records import (
     FoundRecord,
     Header,
@@ -34,9 +35,7 @@ from broker.journal.records import (
     unpack_dead_letter,
     unpack_header,
 )
-from broker.journal.survey import ACCEPTED, records, survey
-from broker.journal_store import JournalStore
-from broker.recovery import recover, snapshot
+from broker.recovery import JournalStore, recover, snapshot
 from protocol.codec import encode
 from protocol.messages.delivery import DeliveryCredit
 from protocol.messages.peers import Hello

@@ -3,14 +3,12 @@
 from pathlib import Path
 
 from benchmarks.fuzz.messages import arrays, evaluation, group, segment
-from broker.config import BrokerConfig
+from broker.config import BrokerConfig, JournalConfig
 from broker.core.dispatch import Dispatcher
-from broker.journal.config import JournalConfig
 from broker.journal.files import numbers
 from broker.journal.journal import Journal
 from broker.journal.records import DeadLetter, Kind, file_name, pack_dead_letter
-from broker.journal_store import JournalStore
-from broker.recovery import snapshot
+from broker.recovery import JournalStore, snapshot
 from protocol.codec import decode, encode, encode_arrays
 from protocol.messages.delivery import Commit, DeliveryCredit
 from protocol.messages.peers import Hello

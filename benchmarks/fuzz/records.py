@@ -14,7 +14,7 @@ from benchmarks.fuzz import journal as fuzz_journal
 from benchmarks.fuzz.broker import MemoryJournal
 from benchmarks.fuzz.engine import mutate_bytes, mutate_value
 from broker.config import BrokerConfig
-from broker.core.events import decode_event
+from broker.core.records import decode_event
 from broker.core.state import BrokerState
 from broker.errors import JournalError
 from broker.journal.records import (
@@ -33,8 +33,7 @@ from broker.journal.records import (
     unpack_header,
     unpack_segment,
 )
-from broker.journal_store import JournalStore
-from broker.recovery import poison_of, recover
+from broker.recovery import JournalStore, poison_of, recover
 
 FILE_KIND, PAYLOAD_KIND, RECORDS_KIND, FOLDER_KIND = range(4)
 FORGED, LOST, ALTERED = 1, 2, 4

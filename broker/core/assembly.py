@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from broker.core.ledger import Ledger
-from broker.core.records import GroupRecord, Outcome, StoredSegment, TrajectoryRecord, Unit
-from broker.core.store import SegmentStore
+from broker.core.records import GroupRecord, Outcome, SegmentStore, StoredSegment, TrajectoryRecord, Unit
 from protocol import names
 from protocol.messages.delivery import Dropped
 from protocol.messages.fields import DeliveryUnit

@@ -1,15 +1,106 @@
-"""Units on their way to the learner: ready, leased, expired, committed, released. Pure."""
+"""Units on their way to the learner: ready, leased, expired, committed, released. Pure.
+
+`LearnerSteps` is how far the learner's line of steps has come, and what a step back behind a checkpoint costs;
+`take_over` hands the units of one learner process to the next.
+"""
 
 import heapq
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec import Struct
 
 from broker.core.admission import is_stale
-from broker.core.learner.released import ReleasedUnit
-from broker.core.ledger import Ledger
-from broker.core.records import Outcome, StoredSegment, Unit
-from broker.core.store import SegmentStore
+from broker.core.ledger import Ledger, Tally
+from broker.core.records import Outcome, SegmentStore, StoredSegment, Unit
 from protocol.codec import Buffer
+from protocol.messages.peers import Hello, Refused
 from protocol.version_line import VersionLine
+
+MAX_RELEASED = 4_096
+"""Upper limit of the released units whose names the broker keeps."""
+MAX_NAMED = 20
+"""Upper limit of the units that a text names."""
+
+
+class ReleasedUnit(Struct, frozen=True, array_like=True):
+    """A unit that a checkpoint covers, so that the broker has deleted its segments."""
+
+    unit_id: str
+    step: int
+    outcome: Outcome
+    segments: int
+    tokens: int
+    action_tokens: int
+    lengths: list[int]
+
+
+class LearnerSteps(Struct):
+    """Steps of the live line of checkpoints. The journal keeps them, so that the next process knows them, too."""
+
+    committed: int = 0
+    """Newest step that the learner named in a Commit, or had at its Hello."""
+    released: int = 0
+    """Newest step that a checkpoint covers."""
+    units: list[ReleasedUnit] = []
+    """Units released last, the newest at the end."""
+
+    def note(self, units: Iterable[Unit]) -> None:
+        """Keep the names of units that are released now."""
+        for unit in units:
+            assert unit.outcome is not None
+            tally = Tally()
+            tally.add_all(unit.segments)
+            self.units.append(
+                ReleasedUnit(
+                    unit.unit_id, unit.step, unit.outcome,
+                    tally.segments, tally.tokens, tally.action_tokens, unit.lengths,
+                )
+            )  # fmt: skip
+        del self.units[:-MAX_RELEASED]
+
+    def behind(self, step: int) -> list[ReleasedUnit]:
+        """Return the units, as far as they are known by name, that were released with steps after this one."""
+        return [unit for unit in self.units if unit.step > step]
+
+    def goes_back(self, step: int) -> bool:
+        """Return whether a learner at this step would repeat steps whose units are released."""
+        return step < self.released
+
+    def begin(self, step: int, *, new_line: bool) -> None:
+        """Continue at this step, with the units of a checkpoint of it. ``new_line`` forgets the units before."""
+        self.units = [] if new_line else [unit for unit in self.units if unit.step <= step]
+        self.committed = self.released = step
+
+
+def named(units: Sequence[ReleasedUnit]) -> str:
+    """Return a text that counts units and names them, as many as fit into a line.
+
+    Example:
+        >>> named([ReleasedUnit("1g7", 3, "trained", 4, 90, 60, [60])])
+        '1 units of 90 tokens (1g7)'
+    """
+    tokens = sum(unit.tokens for unit in units)
+    names = ", ".join(unit.unit_id for unit in units[:MAX_NAMED]) + (
+        ", ..." if len(units) > MAX_NAMED else ""
+    )
+    return f"{len(units)} units of {tokens} tokens{f' ({names})' if names else ''}"
+
+
+def no_step_back(steps: LearnerSteps, step: int) -> Refused:
+    """Return the refusal of a learner at this step, which would repeat steps whose units are released."""
+    # There is no checkpoint of step 0 to go back to.
+    accept = (
+        f"accept the loss with `offbeat train RUN_FILE --resume --from {step}`"
+        if step
+        else "start anew with `offbeat train RUN_FILE`, without --resume"
+    )
+    text = (
+        f"this learner continues at step {step}, but a checkpoint of step {steps.released} was written: "
+        f"{named(steps.behind(step))} of the steps between are deleted and cannot be trained again; resume "
+        f"from the checkpoint of step {steps.released}, or {accept}"
+    )
+    return Refused(code="step_back", message=text, fatal=True)
 
 
 class Deliveries:
@@ -216,3 +307,46 @@ class Deliveries:
         del self._units[unit.unit_id]
         self._since.pop(unit.unit_id, None)
         self._ready.pop(unit.age, None)
+
+
+def process(hello: Hello) -> tuple[str, int, int]:
+    """Return what identifies a learner process: name, incarnation and epoch."""
+    return hello.peer, hello.incarnation, hello.epoch
+
+
+def goes_back(steps: LearnerSteps, before: Hello, hello: Hello) -> bool:
+    """Return whether a new learner process has fewer steps than were released for the one before.
+
+    A learner that begins a new line at step 0 starts anew, which is no step back.
+    """
+    continues = before.lineage == hello.lineage or hello.step > 0
+    return process(before) != process(hello) and continues and steps.goes_back(hello.step)
+
+
+def release(deliveries: Deliveries, steps: LearnerSteps, step: int) -> None:
+    """Release the units committed up to this step, and keep their names."""
+    steps.note(deliveries.release(step))
+    steps.released = max(steps.released, step)
+
+
+def take_over(deliveries: Deliveries, steps: LearnerSteps, before: Hello, hello: Hello) -> tuple[str, ...]:
+    """Hand the units of one learner process to the next; return the purposes whose tasks are to be cancelled.
+
+    A new process of the same lineage gets every unit again that its checkpoint does not cover, and
+    evaluation tasks are cancelled. In a new lineage, all tasks are cancelled and all units are dropped or
+    released. Units that were released with steps which the learner does not have are lost.
+    """
+    deliveries.expire_all(void=True)
+    for unit in steps.behind(hello.step) if goes_back(steps, before, hello) else ():
+        deliveries.lose(unit)
+    if before.lineage == hello.lineage:
+        release(deliveries, steps, hello.step)
+        deliveries.uncommit_all()
+        return ("eval",)
+    if hello.step:
+        deliveries.release(hello.step)
+        # What was trained after the checkpoint is undone, too.
+        deliveries.uncommit_all()
+    else:
+        deliveries.release(sys.maxsize)
+    return ("eval", "train")

@@ -10,17 +10,13 @@ all three share one `BrokerState`.
 from collections.abc import Sequence
 
 from broker.config import BrokerConfig
-from broker.core.actor_side import ActorSide
+from broker.core.actors import ActorSide
 from broker.core.admission import why_tasks_invalid
-from broker.core.events import GroupClosed
-from broker.core.gauges import gauges_of
-from broker.core.generators.generator_side import GeneratorSide
-from broker.core.generators.weights_news import WeightsNews
-from broker.core.learner.learner_side import LearnerSide
-from broker.core.outbox import Send
-from broker.core.peers import Peer
-from broker.core.state import BrokerState
-from broker.core.store import MemoryStore, SegmentStore
+from broker.core.generators import GeneratorSide, WeightsNews
+from broker.core.learner import LearnerSide
+from broker.core.peers import Peer, Send
+from broker.core.records import GroupClosed, MemoryStore, SegmentStore
+from broker.core.state import BrokerState, gauges_of
 from protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES, Buffer
 from protocol.messages.any_message import AnyMessage
 from protocol.messages.delivery import Checkpointed, Commit, DeliveryCredit

@@ -1,12 +1,17 @@
-"""Plain records that the broker and its journal keep of tasks, segments, trajectories, groups and units."""
+"""What the broker keeps: plain records of tasks and units, the events that change them, and the stores of both.
 
-from typing import Literal
+Stores keep segments and events in memory, or in a journal that outlives it (`broker.recovery.JournalStore`).
+"""
 
+from typing import Literal, Protocol
+
+import msgspec
 from msgspec import Struct, field
 
 from protocol import names
-from protocol.codec import MAX_FRAMES, MAX_MESSAGE_BYTES
+from protocol.codec import MAX_FRAMES, MAX_MESSAGE_BYTES, Buffer, decode_payload
 from protocol.messages.fields import Purpose
+from protocol.messages.peers import Hello
 from protocol.messages.tasks import Task
 from protocol.names import SegmentKey
 
@@ -128,3 +133,229 @@ class Unit(Struct):
         """Whether the unit fits into one message."""
         nbytes = sum(stored.nbytes for stored in self.segments)
         return nbytes + ENVELOPE_BYTES <= MAX_MESSAGE_BYTES and 2 * len(self.segments) + 2 <= MAX_FRAMES
+
+
+class Event(Struct, tag_field="type", frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all events."""
+
+
+class TasksPut(Event, tag="tasks_put", frozen=True):
+    """The learner put new tasks; their rollout groups wait for them."""
+
+    tasks: list[Task]
+
+
+class Leased(Event, tag="leased", frozen=True):
+    """A task was leased to an actor (process ``incarnation`` of that name)."""
+
+    task_id: str
+    lease_id: str
+    actor: str
+    incarnation: int = 0
+
+
+class LeaseEnded(Event, tag="lease_ended", frozen=True):
+    """An attempt ended early.
+
+    ``fault``: it counts towards max_attempts. ``avoid``: the actor that rejected the task.
+    """
+
+    task_id: str
+    fault: bool = True
+    avoid: str = ""
+
+
+class GroupClosed(Event, tag="group_closed", frozen=True):
+    """The deadline of a rollout group has passed."""
+
+    group_id: str
+
+
+class Delivered(Event, tag="delivered", frozen=True):
+    """A unit was sent to the learner of this epoch."""
+
+    unit_id: str
+    epoch: int
+
+
+class UnitDropped(Event, tag="unit_dropped", frozen=True):
+    """A ready unit will not be delivered."""
+
+    unit_id: str
+    outcome: Literal["stale", "poison", "damaged"]
+
+
+class Committed(Event, tag="committed", frozen=True):
+    """The learner committed units: ``trained`` entered the gradient of ``step``, in this order."""
+
+    epoch: int
+    step: int
+    trained: list[str] = []
+    dropped: list[str] = []
+    replayed_tokens: int = 0
+    version: int = -1
+    """Version that the step updated; -1 where nothing was trained."""
+
+
+class Released(Event, tag="released", frozen=True):
+    """A checkpoint covers the commits up to ``step``, so the learner will not ask for these units again."""
+
+    epoch: int
+    step: int
+
+
+class LearnerJoined(Event, tag="learner_joined", frozen=True):
+    """A learner process took over, or wants another kind of unit than before."""
+
+    hello: Hello
+
+
+class Published(Event, tag="published", frozen=True):
+    """A policy version was announced."""
+
+    epoch: int
+    version: int
+    manifest: str
+    url: str = ""
+    root: str = ""
+    line: list[tuple[int, int]] = []
+
+
+AnyEvent = (
+    TasksPut | Leased | LeaseEnded | GroupClosed | Delivered | UnitDropped | Committed | Released | LearnerJoined
+    | Published
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
+
+
+def encode_event(event: AnyEvent) -> bytes:
+    """Encode an event for the journal.
+
+    Example:
+        >>> decode_event(encode_event(GroupClosed(group_id="1g7")))
+        GroupClosed(group_id='1g7')
+    """
+    return _encoder.encode(event)
+
+
+def decode_event(payload: bytes) -> AnyEvent:
+    """Decode an event of the journal.
+
+    Raises:
+        msgspec.MsgspecError: the payload is no event.
+    """
+    return decode_payload(_decoder, payload)
+
+
+class SegmentStore(Protocol):
+    """Raw header and body bytes by key. They are never decoded or changed, so that unknown fields survive.
+
+    A segment is held until the learner commits it. A committed segment is kept until a checkpoint covers its
+    commit. Only held segments count towards the broker's limits.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of held segments."""
+        ...
+
+    @property
+    def committed_nbytes(self) -> int:
+        """Bytes of committed segments that no checkpoint covers yet."""
+        ...
+
+    @property
+    def low(self) -> bool:
+        """Whether there is no room for more segments."""
+        ...
+
+    @property
+    def crowded(self) -> bool:
+        """Whether committed segments take the room of waiting ones."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of held segments."""
+        ...
+
+    def put(self, key: SegmentKey, header: bytes, body: Buffer) -> None: ...
+    def get(self, key: SegmentKey) -> tuple[bytes, Buffer]: ...
+    def commit(self, key: SegmentKey) -> None: ...
+    def uncommit(self, key: SegmentKey) -> None: ...
+    def drop(self, key: SegmentKey) -> None: ...
+
+    def record_event(self, event: AnyEvent) -> None:
+        """Record an event, in order with the segments."""
+        ...
+
+
+class Counted:
+    """Numbers of bytes and segments that are held or committed."""
+
+    def __init__(self) -> None:
+        self._held: dict[SegmentKey, int] = {}
+        self._committed: dict[SegmentKey, int] = {}
+        self.nbytes = self.committed_nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, key: SegmentKey, nbytes: int) -> None:
+        known = key in self._held or key in self._committed
+        assert not known, f"segment {key} is stored already"
+        self._held[key] = nbytes
+        self.nbytes += nbytes
+
+    def commit(self, key: SegmentKey) -> None:
+        nbytes = self._committed[key] = self._held.pop(key)
+        self.nbytes -= nbytes
+        self.committed_nbytes += nbytes
+
+    def uncommit(self, key: SegmentKey) -> None:
+        nbytes = self._held[key] = self._committed.pop(key)
+        self.nbytes += nbytes
+        self.committed_nbytes -= nbytes
+
+    def drop(self, key: SegmentKey) -> None:
+        if key in self._held:
+            self.nbytes -= self._held.pop(key)
+        else:
+            self.committed_nbytes -= self._committed.pop(key)
+
+
+class MemoryStore(Counted):
+    """Segments in memory, which are lost with the process.
+
+    Example:
+        >>> store = MemoryStore()
+        >>> store.put(("t.0", 0), b"header", b"body")
+        >>> store.nbytes, len(store), store.get(("t.0", 0))
+        (10, 1, (b'header', b'body'))
+        >>> store.commit(("t.0", 0)); store.nbytes, store.committed_nbytes
+        (0, 10)
+        >>> store.drop(("t.0", 0)); store.committed_nbytes
+        0
+    """
+
+    low = False
+    crowded = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._frames: dict[SegmentKey, tuple[bytes, Buffer]] = {}
+
+    def put(self, key: SegmentKey, header: bytes, body: Buffer) -> None:
+        self.add(key, len(header) + len(body))
+        self._frames[key] = (header, body)
+
+    def get(self, key: SegmentKey) -> tuple[bytes, Buffer]:
+        return self._frames[key]
+
+    def drop(self, key: SegmentKey) -> None:
+        super().drop(key)
+        del self._frames[key]
+
+    def record_event(self, event: AnyEvent) -> None:
+        pass

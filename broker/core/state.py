@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from broker.config import BrokerConfig
 from broker.core.admission import SegmentFlow
 from broker.core.assembly import Assembly
-from broker.core.deliveries import Deliveries
-from broker.core.events import (
+from broker.core.deliveries import Deliveries, LearnerSteps, process, release, take_over
+from broker.core.ledger import Ledger
+from broker.core.peers import BrokerOutbox, Peers
+from broker.core.records import (
     AnyEvent,
     Committed,
     Delivered,
@@ -14,18 +16,15 @@ from broker.core.events import (
     LearnerJoined,
     Leased,
     LeaseEnded,
+    Outcome,
     Published,
     Released,
+    SegmentStore,
+    StoredSegment,
+    TaskRecord,
     TasksPut,
     UnitDropped,
 )
-from broker.core.learner.released import LearnerSteps
-from broker.core.learner.takeover import process, release, take_over
-from broker.core.ledger import Ledger
-from broker.core.outbox import BrokerOutbox
-from broker.core.peers import Peers
-from broker.core.records import Outcome, StoredSegment, TaskRecord
-from broker.core.store import SegmentStore
 from broker.core.tasks import TaskQueue
 from broker.errors import StateBroken
 from protocol.codec import Buffer
@@ -279,3 +278,27 @@ class BrokerState:
 
 def _broken(what: str, error: Exception) -> StateBroken:
     return StateBroken(f"{what} could not be applied: {error!r}")
+
+
+def gauges_of(state: BrokerState) -> dict[str, float]:
+    """Return the broker's gauges, and the merged gauges of generators and actors."""
+    return {
+        **state.peers.gauges(),
+        "broker/queue_depth_segments": float(len(state.store)),
+        "broker/queued_bytes": float(state.store.nbytes),
+        "broker/tasks_queued": float(state.tasks.queued),
+        "broker/tasks_leased": float(state.tasks.leased),
+        "broker/units_ready": float(state.deliveries.ready),
+        "broker/units_leased": float(state.deliveries.leased),
+        "broker/units_committed": float(state.deliveries.committed),
+        "broker/journal_aside_bytes": float(state.store.committed_nbytes),
+        "broker/length_bias_tokens": state.ledger.lengths.bias_tokens,
+        "broker/length_distance_tokens": state.ledger.lengths.distance_tokens,
+        "broker/ledger_stored_tokens": float(state.ledger.stored.tokens),
+        "broker/ledger_held_tokens": float(state.ledger.held_tokens),
+        "broker/ledger_rolled_back_tokens": float(state.ledger.rolled_back.tokens),
+        **{
+            f"broker/ledger_{outcome}_tokens": float(tally.tokens)
+            for outcome, tally in state.ledger.outcomes.items()
+        },
+    }

@@ -5,9 +5,44 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from typing import TypeVar
 
 from broker.core.ledger import Ledger
-from broker.core.recent import Recent
 from broker.core.records import TaskLease, TaskRecord
 from protocol.messages.tasks import Task
+
+
+class Recent:
+    """The ``size`` keys that were added last, with a number each.
+
+    Example:
+        >>> recent = Recent(2)
+        >>> for key in "abc": recent.add(key, 1)
+        >>> recent.get("a") is None, recent.get("c")
+        (True, 1)
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._numbers: OrderedDict[str, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._numbers
+
+    def add(self, key: str, number: int) -> None:
+        if key in self._numbers:
+            self._numbers.move_to_end(key)
+        self._numbers[key] = number
+        if len(self._numbers) > self._size:
+            self._numbers.popitem(last=False)
+
+    def get(self, key: str) -> int | None:
+        return self._numbers.get(key)
+
+    def items(self) -> list[tuple[str, int]]:
+        """Return keys and numbers, oldest first."""
+        return list(self._numbers.items())
+
 
 REMEMBERED_TASKS = 131_072
 """Number of tasks that are over whose ids are kept, to recognise PutTasks and segments that come twice."""

@@ -1,14 +1,16 @@
-"""The files in a journal's folder on disk, and what they hold.
+"""The files in a journal's folder on disk, what they hold, and open files to read single records.
 
 This module only reads, and takes no lock, because the journal may be in use. docs/understand/journal.md says
 what each file is for.
 """
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from broker.errors import JournalError
+from broker.errors import JournalError, TryLater
 from broker.journal.records import (
     HEAD_BYTES,
     FoundRecord,
@@ -125,3 +127,50 @@ def read_unless_released(folder: Path, number: int, first: int | None = None) ->
         if number in numbers(folder, ".released"):
             return None
         raise
+
+
+MAX_OPEN = 16
+TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""Errors of reading that come from a lack of resources, and say nothing about the file."""
+
+
+class Readers:
+    """At most `MAX_OPEN` open files, those that were read last."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[int, int] = {}
+        """Descriptors by number of the file, in the order of their last use."""
+
+    def read(self, number: int, start: int, nbytes: int) -> bytes:
+        """Return these bytes of a file; fewer if it ends before.
+
+        Raises:
+            JournalError: the file is missing or cannot be read.
+            TryLater: the machine lacks the resources to read it now.
+        """
+        try:
+            return os.pread(self._reader(number), nbytes, start)
+        except OSError as error:
+            kind = TryLater if error.errno in TRANSIENT else JournalError
+            raise kind(f"{self._folder / file_name(number)}: {error.strerror}") from None
+
+    def _reader(self, number: int) -> int:
+        fd = self._open.pop(number, None)
+        if fd is None:
+            fd = os.open(self._folder / file_name(number), os.O_RDONLY | os.O_CLOEXEC)
+        self._open[number] = fd
+        while len(self._open) > MAX_OPEN:
+            os.close(self._open.pop(next(iter(self._open))))
+        return fd
+
+    def forget(self, number: int) -> None:
+        """Close a file, because it is deleted."""
+        if number in self._open:
+            os.close(self._open.pop(number))
+
+    def close(self) -> None:
+        """Close all files."""
+        for fd in self._open.values():
+            os.close(fd)
+        self._open = {}

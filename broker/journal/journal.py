@@ -8,15 +8,25 @@ and says what survives which failure.
 """
 
 import logging
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from broker.config import JournalConfig
 from broker.errors import JournalError
 from broker.journal.claim import Claim
-from broker.journal.config import JournalConfig
-from broker.journal.files import read_file
-from broker.journal.opening import accept, check, repair
-from broker.journal.readers import Readers
+from broker.journal.files import Readers, read_file
+from broker.journal.opening import (
+    Survey,
+    accept,
+    check,
+    finish_release,
+    forget_released,
+    release,
+    repair,
+    survey,
+)
 from broker.journal.records import (
     HEAD_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -30,13 +40,107 @@ from broker.journal.records import (
     payload_at,
     record_head,
 )
-from broker.journal.retention import Retention
-from broker.journal.space import Space
-from broker.journal.survey import Survey, survey
 from broker.journal.writer import Writer
 from protocol.codec import Buffer
 
 log = logging.getLogger(__name__)
+
+SPACE_S = 0.2
+
+
+class Space:
+    """Looks at the disk at most every `SPACE_S` seconds.
+
+    Args:
+        nbytes: returns the bytes of the journal, those that are not written yet included.
+    """
+
+    def __init__(self, folder: Path, config: JournalConfig, nbytes: Callable[[], int]) -> None:
+        self._folder, self._config, self._nbytes = folder, config, nbytes
+        self._looked_at = float("-inf")
+        self.why_low = ""
+        """What `is_low` found the last time it looked: which room is short, in bytes; "" if none is."""
+
+    def is_low(self) -> bool:
+        """Return whether the disk is nearly full, or the journal is too large."""
+        now = time.monotonic()
+        if now - self._looked_at >= SPACE_S:
+            self._looked_at = now
+            try:
+                space = os.statvfs(self._folder)
+                free = space.f_bavail * space.f_frsize
+            except OSError as error:
+                log.warning("journal: %s: %s", self._folder, error.strerror)
+                free = 0
+            self.why_low = self._config.why_low(free, self._nbytes())
+        return bool(self.why_low)
+
+
+MAX_FORGOTTEN = 8
+"""Upper limit of the files of deleted files that are removed at a time, because each removal is synced."""
+
+
+class Retention:
+    """One deletion at a time: it is asked for, and done when the disk has what makes the files needless.
+
+    Args:
+        keep_bytes: bytes of the journal up to which nothing is deleted.
+        files: bytes of each file by number. The journal adds files; a deletion removes them.
+        released: numbers of files that were deleted and still have an empty file that stands for them.
+    """
+
+    def __init__(
+        self, folder: Path, keep_bytes: int, files: dict[int, int], released: list[int], writer: Writer
+    ) -> None:
+        self._folder, self._keep_bytes, self._writer = folder, keep_bytes, writer
+        self._files, self._released = files, released
+        self._needed: set[int] = set()
+        self._below = self._at = 0
+        """The files below `_below` may go once the disk has `_at` records; 0: no deletion is pending."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether a deletion was asked for and is not done."""
+        return self._below > 0
+
+    def ask(self, needed: Iterable[int], below: int) -> None:
+        """Ask to delete files with a number under ``below`` that are not needed.
+
+        While a deletion is pending this does nothing, because it would only postpone that one.
+        """
+        if not self.pending:
+            self._needed, self._below, self._at = set(needed), below, self._writer.count
+
+    def work(self) -> list[int]:
+        """Do the pending deletion if the disk has what it rests on; return the numbers of the deleted files."""
+        ready = self._writer.durable_file >= self._below and self._writer.synced >= self._at
+        gone = list[int]()
+        if not self.pending or not ready:
+            return gone
+        below, self._below = self._below, 0
+        try:
+            for number in sorted(number for number in self._files if number < below):
+                if sum(self._files.values()) <= self._keep_bytes:
+                    break
+                if number not in self._needed:
+                    release(self._folder, number)
+                    del self._files[number]
+                    gone.append(number)
+                    self._released.append(number)
+            if gone:
+                finish_release(self._folder, gone)
+            self._forget()
+        except OSError as error:
+            log.warning("journal: files that nothing needs are not deleted: %s", error)
+        return gone
+
+    def _forget(self) -> None:
+        below = sorted(number for number in self._released if number < min(self._files))
+        # The empty file with the highest number stands for all deleted files before it.
+        for number in below[:-1][:MAX_FORGOTTEN]:
+            forget_released(self._folder, number)
+            self._released.remove(number)
+
 
 FILE_SNAPSHOTS = 4
 """Size that a file reaches before the next one, in sizes of the snapshot that it begins with.

@@ -1,19 +1,199 @@
-"""Check a journal's folder, and repair what a killed process left half done."""
+"""Check what a journal's folder holds, and repair what a killed process left half done.
+
+`survey` and `records` only read, and take no lock, because the journal may be in use.
+"""
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
 
 import msgspec
 
 from broker.errors import JournalError
-from broker.journal.claim import Claim
-from broker.journal.files import DAMAGED
-from broker.journal.records import Loss, file_name
-from broker.journal.survey import ACCEPTED, Survey, survey
+from broker.journal.claim import Claim, Mark, read_mark
+from broker.journal.files import DAMAGED, Contents, each_file, numbers, read_unless_released
+from broker.journal.records import FoundRecord, Kind, Loss, Place, Record, file_name
 from protocol.whole_files import sync_folder, write_whole
+
+ACCEPTED = "accepted-losses.json"
+
+
+@dataclass
+class Survey:
+    """Summary of what a journal's folder holds."""
+
+    files: dict[int, int] = field(default_factory=dict)
+    """Bytes of each file, by number."""
+    released: list[int] = field(default_factory=list)
+    """Numbers of the files that were deleted because nothing needed them."""
+    mark: Mark = field(default_factory=Mark)
+    """Up to which byte of which file the disk is known to have the journal."""
+    runs: set[str] = field(default_factory=set)
+    losses: list[Loss] = field(default_factory=list)
+    """Damage that nobody has accepted yet."""
+    accepted: list[Loss] = field(default_factory=list)
+    torn: Loss | None = None
+    """Torn end that a killed writer left; `repair` cuts it."""
+    unbegun: list[int] = field(default_factory=list)
+    """Numbers of files after a torn end, or not begun in full; `repair` sets them aside."""
+    snapshot: Place | None = None
+    """Place of the newest snapshot."""
+    next_number: int = 0
+    """Number of the next record."""
+
+
+def survey(folder: Path) -> Survey:
+    """Read and check all files of a journal.
+
+    Raises:
+        JournalError: a file cannot be read.
+    """
+    here = Survey(mark=read_mark(folder))
+    logs, here.released = numbers(folder), numbers(folder, ".released")
+    losses: list[Loss] = []
+    expected: int | None = None
+    before: Contents | None = None
+    for number in logs:
+        found = _next(folder, here, number, before, expected)
+        if found is None:
+            here.released.append(number)
+            continue
+        contents, gap = found
+        if before is not None and before.number == number - 1:
+            end = _end(before, contents, expected or 0, here.mark.bytes_of(before.number))
+            # A power failure took what the disk did not have yet.
+            if end is not None and here.mark.file and not here.mark.covers(before.number, end.offset):
+                here.torn, here.unbegun = end, [n for n in logs if n >= number]
+                break
+            losses += [end] if end is not None else []
+        elif before is not None and before.torn is not None:
+            # The file behind it is gone, but it was begun, and the disk then had all of this one.
+            losses.append(before.torn._replace(torn=False))
+        losses += [gap] if gap is not None else []
+        if number == logs[-1]:
+            _last(here, contents)
+        expected = _note(here, losses, contents, expected)
+        before = contents
+    if here.mark.file > max(logs, default=0):
+        losses.append(_missing_newest(here.mark))
+    accepted = _accepted(folder)
+    here.losses = [loss for loss in losses if (loss.file, loss.offset) not in accepted]
+    here.accepted = [loss for loss in losses if (loss.file, loss.offset) in accepted]
+    here.next_number = expected or 0
+    return here
+
+
+def records(folder: Path) -> Iterator[Record | Loss]:
+    """Yield everything in the journal in order, records and losses.
+
+    Raises:
+        JournalError: there is no journal.
+    """
+    here = Survey(mark=read_mark(folder))
+    newest = max(numbers(folder), default=0)
+    for contents in each_file(folder):
+        if contents.number == newest:
+            _last(here, contents)
+        for item in contents.found:
+            if isinstance(item, FoundRecord):
+                yield contents.record(item)
+            else:
+                yield item._replace(torn=item.torn and contents.number >= newest)
+    if newest < here.mark.file:
+        yield _missing_newest(here.mark)
+
+
+def _next(
+    folder: Path, here: Survey, number: int, before: Contents | None, expected: int | None
+) -> tuple[Contents, Loss | None] | None:
+    """Read the file of this number; return it with what is missing before it, or None if it was released."""
+    # All files below the lowest released number were released, too.
+    # Numbers may be far apart, so no loop here runs over a gap.
+    first = before.number + 1 if before else max(1, min(here.released, default=0))
+    released = {n for n in here.released if first <= n < number}
+    gone = number - first - len(released)
+    contents = read_unless_released(folder, number, None if gone > 0 else expected)
+    if contents is None or gone <= 0:
+        return None if contents is None else (contents, None)
+    last = next(n for n in range(number - 1, first - 1, -1) if n not in released)
+    what = "missing" if gone == 1 else f"missing, and {gone - 1} before it"
+    if before is None or contents.header is None or released:
+        return contents, Loss(last, 0, 0, 0, f"{what}; how many records is not known")
+    nbytes = contents.header.previous_nbytes if gone == 1 else 0
+    return contents, Loss(last, 0, nbytes, contents.header.first - (expected or 0), what)
+
+
+def _note(here: Survey, losses: list[Loss], contents: Contents, expected: int | None) -> int | None:
+    """Add one file to the survey; return the number that the first record of the next file must have."""
+    here.files[contents.number] = len(contents.data)
+    if contents.header is not None:
+        here.runs.add(contents.header.run)
+        expected = contents.header.first
+    for item in contents.found:
+        if isinstance(item, FoundRecord):
+            expected = item.number + 1
+            here.snapshot = item.place if item.kind is Kind.SNAPSHOT else here.snapshot
+        elif not item.torn:
+            losses.append(item)
+    return expected
+
+
+def _missing_newest(mark: Mark) -> Loss:
+    return Loss(mark.file, 0, mark.nbytes, 0, "missing, the newest; how many records is not known")
+
+
+def _last(here: Survey, contents: Contents) -> None:
+    """Classify an incomplete end of the newest file.
+
+    It is torn, or the file was not begun in full. If the disk is known to have had what is missing, it is damage.
+    """
+    number, size, torn = contents.number, len(contents.data), contents.torn
+    least = here.mark.bytes_of(number)
+    what = f"{size} bytes, at least {least} were written; how many records is not known"
+    if torn is None:
+        if size < least:
+            contents.found.append(Loss(number, size, least - size, 0, what))
+    elif here.mark.covers(number, torn.offset):
+        nbytes = max(size, least) - torn.offset
+        what = f"{torn.what}; {what}" if size < least else torn.what
+        contents.found[-1] = torn._replace(nbytes=nbytes, what=what, torn=False)
+    elif contents.header is None:
+        here.unbegun = [number]
+    else:
+        here.torn = torn
+
+
+def _end(before: Contents, after: Contents, expected: int, least: int) -> Loss | None:
+    """Return what is missing at the end of a file, according to the head of the file after it.
+
+    ``least``: bytes that the disk is known to have had of the file, for an ``after`` without a head.
+    """
+    torn, size = before.torn, len(before.data)
+    written = after.header.previous_nbytes if after.header is not None else max(size, least)
+    records = after.header.first - expected if after.header is not None else 0
+    if torn is not None:
+        return torn._replace(records=max(records, 1), nbytes=max(size, written) - torn.offset, torn=False)
+    if records == 0 and written == size:
+        return None
+    what = f"{size} bytes, {written} were written"
+    if records < 0:
+        what += f"; it has {-records} more than the file behind it goes on from"
+    return Loss(before.number, size, max(0, written - size), max(0, records), what)
+
+
+def _accepted(folder: Path) -> set[tuple[int, int]]:
+    """Return file and offset of the losses that somebody has accepted."""
+    try:
+        listed = msgspec.json.decode((folder / ACCEPTED).read_bytes(), type=list[Loss])
+    except FileNotFoundError:
+        return set()
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise JournalError(f"{folder / ACCEPTED}: {error}; remove the file to be asked again") from None
+    return {(loss.file, loss.offset) for loss in listed}
+
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,10 @@ from typing import Any
 import msgspec
 
 from broker.errors import JournalError
+from broker.journal.claim import read_mark
 from broker.journal.files import DAMAGED, Contents, each_file, numbers
-from broker.journal.mark import read_mark
-from broker.journal.opening import accept_losses
+from broker.journal.opening import accept_losses, survey
 from broker.journal.records import FoundRecord, Kind, Loss, file_name, unpack_dead_letter, unpack_segment
-from broker.journal.survey import survey
 from launch.commands.journal_export import export
 from launch.errors import LaunchError
 from launch.run_folder import JOURNAL

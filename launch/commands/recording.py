@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.core.events import AnyEvent, Committed, LearnerJoined, Published, TasksPut, decode_event
+from broker.core.records import AnyEvent, Committed, LearnerJoined, Published, TasksPut, decode_event
 from broker.errors import JournalError
 from broker.journal.files import numbers, read_place
+from broker.journal.opening import records
 from broker.journal.records import Kind, Loss, Place, file_name, unpack_segment
-from broker.journal.survey import records
 from launch.errors import RecordingError
 from learner.retrain.recorded import RecordedStep, RecordedUnit
 from protocol import names

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from broker.gauges import BROKER
+from broker.status import BROKER
 from envs.agent.counts import GAUGES as AGENT
 from envs.gym.suite import GAUGES as GYMNASIUM
 from envs.remote.suite import GAUGES as REMOTE

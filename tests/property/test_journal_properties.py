@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from broker.journal.claim import read_mark
 from broker.journal.files import numbers
 from broker.journal.journal import Journal
-from broker.journal.mark import read_mark
 from broker.journal.records import Header, Kind, file_name, pack_header
 from tests.journals import DEADLINE_S, small
 from tests.property.effort import EFFORT

@@ -15,7 +15,7 @@ import itertools, sys, time
 from pathlib import Path
 from broker.journal.journal import Journal
 from broker.journal.records import Kind
-from broker.journal.config import JournalConfig
+from broker.config import JournalConfig
 
 config = JournalConfig(durability=sys.argv[2], file_bytes=8192, keep_bytes=20_000)
 journal = Journal.open(Path(sys.argv[1]), run="run", config=config)

@@ -6,8 +6,8 @@ import queue
 import numpy as np
 import pytest
 
-from broker.core.events import Committed, LearnerJoined, Published, TasksPut, encode_event
-from broker.journal.config import JournalConfig
+from broker.config import JournalConfig
+from broker.core.records import Committed, LearnerJoined, Published, TasksPut, encode_event
 from broker.journal.journal import Journal
 from broker.journal.records import Kind, pack_segment
 from launch.commands import recording

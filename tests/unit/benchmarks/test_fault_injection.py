@@ -13,8 +13,8 @@ from benchmarks.faults.stopped import half_a_record, somewhere_in_the_middle
 from benchmarks.faults.weights import _replace, flipped, mixed, replaced, truncated
 from broker.errors import JournalError
 from broker.journal.files import numbers, read_file
+from broker.journal.opening import survey
 from broker.journal.records import Kind, file_name
-from broker.journal.survey import survey
 from protocol.errors import WeightsError
 from protocol.weights.files import write_version
 from protocol.weights.format import read_manifest

@@ -1,6 +1,6 @@
 """Test joining, liveness, incarnations, epochs, statistics and the drain."""
 
-from broker.core.gauges import gauges_of
+from broker.core.state import gauges_of
 from protocol.messages.delivery import Commit, DeliveryCredit
 from protocol.messages.peers import Drain, Goodbye, Heartbeat, Hello, QueueStats, Refused, Welcome
 from protocol.messages.tasks import CancelTask, LeaseTask, PutTasks, TaskCredit

@@ -6,12 +6,11 @@ import os
 import msgspec
 import pytest
 
-from broker import journal_store
+from broker import recovery
 from broker.core.state import BrokerState
 from broker.errors import JournalError
 from broker.journal.records import Kind
-from broker.journal_store import JournalStore
-from broker.recovery import Snapshot, snapshot
+from broker.recovery import JournalStore, Snapshot, snapshot
 from protocol.messages.delivery import DeliveryCredit
 from protocol.messages.tasks import LeaseTask, PutTasks
 from tests.broker_driver import Driver, evaluation, group
@@ -208,7 +207,7 @@ def test_after_accepted_damage_what_rests_on_it_is_left_out(tmp_path):
 
 
 def test_a_unit_that_cannot_be_read_just_now_is_delivered_later(driver, monkeypatch, caplog):
-    monkeypatch.setattr(journal_store, "RECENT_BYTES", 0)
+    monkeypatch.setattr(recovery, "RECENT_BYTES", 0)
     driver.hello("learner", "learner", epoch=1, lineage=1)
     driver.put(*group("g", 1))
     driver.segment("actor", driver.leases()[0])

@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from broker.journal.records import Kind, Place, Record
-from broker.journal_store import JournalStore
-from broker.recovery import recover, snapshot
+from broker.recovery import JournalStore, recover, snapshot
 from protocol.messages.peers import Refused, Welcome
 from tests.broker_driver import Driver
 from tests.unit.broker.lineage_harness import begun, make, tokens, units

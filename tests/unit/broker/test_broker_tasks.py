@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.core.actor_side import MAX_FREE_ATTEMPTS
+from broker.core.actors import MAX_FREE_ATTEMPTS
 from protocol.messages.peers import Goodbye, Heartbeat, Refused
 from protocol.messages.tasks import CancelTask, TaskCredit, TaskRejected
 from tests.broker_driver import Driver, evaluation, group

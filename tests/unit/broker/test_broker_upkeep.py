@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker import journal_store
+from broker import recovery
 from protocol.messages.delivery import DeliveryCredit
 from protocol.messages.peers import Refused
 from protocol.messages.tasks import LeaseTask
@@ -53,7 +53,7 @@ def test_no_false_alarm(driver):
 
 @pytest.mark.parametrize("kept", [0, 1 << 20])
 def test_what_is_delivered_is_what_was_sent_from_memory_or_from_the_journal(tmp_path, monkeypatch, kept):
-    monkeypatch.setattr(journal_store, "RECENT_BYTES", kept)
+    monkeypatch.setattr(recovery, "RECENT_BYTES", kept)
     driver = Driver(folder=tmp_path / "journal")
     driver.learner(credit=0)
     driver.actor()
@@ -71,4 +71,4 @@ def test_what_is_delivered_is_what_was_sent_from_memory_or_from_the_journal(tmp_
 
 def store_read(store, key):
     """Return a segment as it stands in the journal, whatever is in memory."""
-    return journal_store.unpack_segment(store.journal.read(store._places[key]))
+    return recovery.unpack_segment(store.journal.read(store._places[key]))

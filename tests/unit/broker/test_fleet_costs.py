@@ -6,7 +6,7 @@ import time
 import pytest
 
 from broker.core.dispatch import Dispatcher
-from broker.encoder import Encoder
+from broker.peer_socket import Encoder
 from protocol.messages.fields import MAX_SOURCES
 from protocol.messages.generators import Generators
 from protocol.messages.peers import Goodbye, Heartbeat, Hello

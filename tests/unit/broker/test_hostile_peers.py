@@ -6,10 +6,11 @@ from zlib import crc32
 import msgspec
 import pytest
 
-from broker.core.events import decode_event
+from broker.core.records import decode_event
 from broker.core.state import BrokerState
 from broker.errors import JournalError
-from broker.journal.mark import LOCK, Mark
+from broker.journal.claim import LOCK, Mark
+from broker.journal.opening import survey
 from broker.journal.records import (
     Header,
     Kind,
@@ -20,9 +21,7 @@ from broker.journal.records import (
     unpack_header,
     unpack_segment,
 )
-from broker.journal.survey import survey
-from broker.journal_store import JournalStore
-from broker.recovery import recover, snapshot
+from broker.recovery import JournalStore, recover, snapshot
 from protocol.codec import decode, encode
 from protocol.errors import Malformed
 from protocol.messages.delivery import Commit

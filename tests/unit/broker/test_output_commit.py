@@ -8,12 +8,11 @@ import pytest
 
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
-from broker.dead_letters import MAX_DEAD_LETTERS, MAX_DEAD_TOTAL_BYTES, POISON
 from broker.errors import JournalError, StateBroken
 from broker.journal.journal import Journal
+from broker.journal.opening import records
 from broker.journal.records import Kind, Record, unpack_dead_letter
-from broker.journal.survey import records
-from broker.output_commit import OutputCommit
+from broker.output_commit import MAX_DEAD_LETTERS, MAX_DEAD_TOTAL_BYTES, POISON, OutputCommit
 from protocol.codec import decode, encode
 from protocol.messages.delivery import Commit, Deliver, DeliveryCredit
 from protocol.messages.peers import Heartbeat, Hello, Refused, Welcome

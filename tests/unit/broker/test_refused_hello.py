@@ -3,8 +3,8 @@
 import pytest
 
 from broker.config import BrokerConfig
-from broker.identities import Identities
 from broker.output_commit import OutputCommit
+from broker.peer_socket import Identities
 from broker.service import Service
 from protocol.codec import decode, encode
 from protocol.messages.delivery import Deliver, DeliveryCredit

@@ -5,8 +5,7 @@ from copy import deepcopy
 
 import pytest
 
-from broker.status import status
-from broker.waits import who_waits
+from broker.status import status, who_waits
 from protocol.messages.peers import Heartbeat
 from protocol.messages.tasks import TaskCredit
 from tests.broker_driver import Driver, group

@@ -9,8 +9,8 @@ from actors.generator.sleeping import SleepingEngine
 from actors.generator.vllm_engine.stats import SchedulerGauges
 from actors.generator.weights.staging import NewestWins
 from actors.generator.weights.updater import WeightUpdater
-from broker.core.gauges import gauges_of
-from broker.gauges import BROKER
+from broker.core.state import gauges_of
+from broker.status import BROKER
 from protocol.gauges import BY_ROLE, ENV, GENERATOR, merge_of, tag
 from protocol.messages.peers import Goodbye, Heartbeat
 from tests.broker_driver import Driver

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from broker.core.events import Committed, GroupClosed, TasksPut, encode_event
+from broker.core.records import Committed, GroupClosed, TasksPut, encode_event
 from broker.journal.records import DeadLetter, Kind, file_name, pack_dead_letter, pack_segment
 from launch.cli import main
 from launch.commands.journal_arguments import FORMATS, KINDS

@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 
-from broker.core.events import (
-    Committed,
-    GroupClosed,
-    LearnerJoined,
-    Published,
-    TasksPut,
-    encode_event,
-)
-from broker.journal.config import JournalConfig
+from broker.config import JournalConfig
+from broker.core.records import Committed, GroupClosed, LearnerJoined, Published, TasksPut, encode_event
 from broker.journal.journal import Journal
 from broker.journal.records import Kind, file_name, pack_segment
 from launch.commands.recording import Recording, read

@@ -3,7 +3,7 @@
 import pytest
 
 from broker.errors import NameInUse, WrongKey
-from broker.identities import MAX_IDENTITIES, REVOKED, Identities
+from broker.peer_socket import MAX_IDENTITIES, REVOKED, Identities
 from protocol.messages.peers import Heartbeat, Hello
 from protocol.security import key_files
 from protocol.security.handshakes import MAX_ADDRESSES, RELOAD_S, Admission, Rate, TokenBucket

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from actors.generator.open_requests import MAX_REQUESTS, MAX_REQUESTS_OF_ACTOR
-from broker.core.actor_side import DRAINING, FULL
+from broker.core.actors import DRAINING, FULL
 from broker.core.admission import MAX_TASK_BYTES
 from broker.core.ledger import OUTCOMES
 from broker.core.peers import MAX_GAUGES, MAX_MERGED, MAX_PEERS

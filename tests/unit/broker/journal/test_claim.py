@@ -7,11 +7,11 @@ from zlib import crc32
 
 import pytest
 
+from broker.config import JournalConfig
 from broker.errors import JournalError
-from broker.journal.config import JournalConfig
+from broker.journal.claim import LOCK, read_mark
 from broker.journal.files import numbers
 from broker.journal.journal import Journal
-from broker.journal.mark import LOCK, read_mark
 from broker.journal.records import Kind
 from tests.journals import DEADLINE_S, begin, contents, small
 

@@ -76,7 +76,7 @@ def test_what_did_not_fit_is_written_when_there_is_room(tmp_path, disk, room):
 def test_a_group_of_more_parts_than_one_call_takes_is_written_once_and_in_order(
     tmp_path, disk, monkeypatch, room
 ):
-    monkeypatch.setattr("broker.journal.write_queue.MAX_PARTS", 3)
+    monkeypatch.setattr("broker.journal.writer.MAX_PARTS", 3)
     with begin(tmp_path, small(sync_interval_s=1e6)) as journal:
         disk.room = room
         for i in range(10):

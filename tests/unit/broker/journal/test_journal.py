@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
+from broker.config import JournalConfig
 from broker.errors import JournalError
 from broker.journal import writer as journal_writer
-from broker.journal.config import JournalConfig
 from broker.journal.records import Kind, pack_segment, unpack_segment
 from tests.journals import DEADLINE_S, begin, contents, small
 

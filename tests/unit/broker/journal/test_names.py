@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from broker.journal.claim import LOCK
 from broker.journal.files import numbers
-from broker.journal.mark import LOCK
-from broker.journal.opening import accept_losses
+from broker.journal.opening import ACCEPTED, accept_losses, survey
 from broker.journal.records import Kind, file_name
-from broker.journal.survey import ACCEPTED, survey
 from tests.journals import DEADLINE_S, begin, contents, small
 
 

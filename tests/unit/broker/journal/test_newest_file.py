@@ -5,10 +5,10 @@ import os
 import pytest
 
 from broker.errors import JournalError
+from broker.journal.claim import LOCK, Mark, read_mark
 from broker.journal.files import numbers
-from broker.journal.mark import LOCK, Mark, read_mark
+from broker.journal.opening import records, survey
 from broker.journal.records import HEAD_BYTES, Kind, file_name
-from broker.journal.survey import records, survey
 from tests.journals import DEADLINE_S, LAST, WHOLE, begin, change, contents, small, three_files
 
 

@@ -133,7 +133,7 @@ def test_a_deletion_that_was_interrupted_is_finished(folder):
 
 
 def test_it_says_when_room_is_low(folder, monkeypatch):
-    monkeypatch.setattr("broker.journal.space.SPACE_S", 0.0)
+    monkeypatch.setattr("broker.journal.journal.SPACE_S", 0.0)
     with begin(folder, small(max_bytes=4096, keep_bytes=4096)) as journal:
         assert not journal.low
         journal.append(Kind.EVENT, b"x" * 5000)

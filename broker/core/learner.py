@@ -1,22 +1,133 @@
-"""The broker's side towards the learner: tasks in, units out, commits, weights. Pure."""
+"""The broker's side towards the learner: tasks in, units out, commits, weights. Pure.
+
+A learner that joins hears what the broker holds; notices tell it of units that it will never get.
+"""
 
 import logging
 import math
+from collections import deque
+from collections.abc import Iterable
 
-from broker.core.events import Committed, Delivered, LearnerJoined, Published, Released, TasksPut, UnitDropped
-from broker.core.generators.weights_news import REMIND_S, WeightsNews
-from broker.core.learner.holdings import held
-from broker.core.learner.notices import Notices
-from broker.core.learner.released import named, no_step_back
-from broker.core.learner.takeover import goes_back, process
+from broker.core.deliveries import goes_back, named, no_step_back, process
+from broker.core.generators import REMIND_S, WeightsNews
 from broker.core.peers import Peer
+from broker.core.records import (
+    Committed,
+    Delivered,
+    LearnerJoined,
+    Published,
+    Released,
+    TasksPut,
+    UnitDropped,
+)
 from broker.core.state import BrokerState
+from broker.core.tasks import Recent
 from broker.errors import BrokerError, TryLater
-from protocol.messages.delivery import Checkpointed, CheckpointWanted, Commit, Deliver
+from protocol import names
+from protocol.codec import MAX_HEADER_BYTES
+from protocol.messages.delivery import Checkpointed, CheckpointWanted, Commit, Deliver, Dropped, Held
+from protocol.messages.fields import MAX_IDS
 from protocol.messages.peers import Hello, Refused
-from protocol.messages.tasks import PutTasks
+from protocol.messages.tasks import PutTasks, Task
 from protocol.messages.weights import PublishWeights
 from protocol.version_line import VersionLine
+
+ID_OVERHEAD, MESSAGE_OVERHEAD = 3, 1_024
+"""Bytes of a string's head in MessagePack, and bytes reserved in a Held for everything but ids."""
+
+
+def held(state: BrokerState) -> list[Held]:
+    """Return messages that list the tasks a learner need not put again, and the units it may be done with."""
+    units = [unit.unit_id for unit in state.deliveries.units() if unit.deliveries]
+    messages = [Held(task_ids=part, more=True) for part in _parts(_held_task_ids(state))]
+    *others, last = _parts(units) or [[]]
+    return [*messages, *(Held(unit_ids=part, more=True) for part in others), Held(unit_ids=last)]
+
+
+def _held_task_ids(state: BrokerState) -> list[str]:
+    """Return the training tasks that are queued, leased, or done and not committed."""
+    live = [record.task.task_id for record in state.tasks.live() if record.task.purpose == "train"]
+    return list(dict.fromkeys([*live, *done_task_ids(state, "train")]))
+
+
+def done_task_ids(state: BrokerState, *purposes: str) -> list[str]:
+    """Return the tasks that are done and whose last segment is held.
+
+    The last window of a trajectory may be committed before others; then the task is left out.
+    """
+    units = [unit for unit in state.deliveries.units() if unit.purpose in purposes and not unit.context]
+    done = [stored.key[0] for unit in units for stored in unit.segments]
+    if "train" in purposes:
+        done += [t.trajectory_id for group in state.assembly.groups.values() for t in group.here]
+    return [names.task_of(trajectory) for trajectory in done]
+
+
+def _parts(ids: Iterable[str]) -> list[list[str]]:
+    """Split ids into lists, each as long as one message can hold."""
+    parts, room = list[list[str]](), 0
+    for one in ids:
+        size = len(one.encode()) + ID_OVERHEAD
+        if size > room or len(parts[-1]) == MAX_IDS:
+            parts.append([])
+            room = MAX_HEADER_BYTES - MESSAGE_OVERHEAD
+        parts[-1].append(one)
+        room -= size
+    return parts
+
+
+MAX_NOTICES = 65_536
+
+
+class Notices:
+    """The notices that wait for the learner, and what it got notices of."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self._waiting: deque[Dropped] = deque(maxlen=MAX_NOTICES)
+        self._noticed = Recent(MAX_NOTICES)
+        """Ids of groups and tasks that the learner got notices of since its last Hello."""
+
+    def forget(self) -> None:
+        """Forget what the learner got notices of, because it may have missed them."""
+        self._noticed = Recent(MAX_NOTICES)
+
+    def tell_over(self, tasks: list[Task]) -> None:
+        """Repeat the notices of tasks that are over: a learner that puts such tasks again has missed them."""
+        over = [task for task in tasks if task.task_id in self._state.tasks.over]
+        if not over:
+            return
+        if self._state.assembly.mode == "group":
+            self._tell_groups_over([task for task in over if task.purpose == "train"])
+            over = [task for task in over if task.purpose == "eval"]
+        done = set(done_task_ids(self._state, "train", "eval"))
+        for task in over:
+            if task.task_id not in done and task.task_id not in self._noticed:
+                self._noticed.add(task.task_id, 0)
+                notice = Dropped(unit_id=task.task_id, group_id=task.group_id, trajectories=1, reason="over")
+                self._waiting.append(notice)
+
+    def _tell_groups_over(self, tasks: list[Task]) -> None:
+        """Repeat the notices of whole groups that are over, where members are delivered together."""
+        state = self._state
+        over: dict[str, list[Task]] = {}
+        for task in tasks:
+            if task.group_id not in self._noticed:
+                over.setdefault(task.group_id, []).append(task)
+        held = state.tasks.groups() | {unit.group_id for unit in state.deliveries.units()}
+        for group_id in sorted(over.keys() - held - state.assembly.groups.keys()):
+            trajectories = len(over[group_id])
+            notice = Dropped(unit_id=group_id, group_id=group_id, trajectories=trajectories, reason="over")
+            self._waiting.append(notice)
+
+    def send(self, learner: str | None) -> None:
+        """Tell the learner which units it will never get; while it is away (None), the notices wait."""
+        if self._state.notices:
+            self._waiting.extend(self._state.take_notices())
+        while learner is not None and self._waiting:
+            notice = self._waiting.popleft()
+            self._noticed.add(notice.group_id, 0)
+            self._state.outbox.send(learner, notice)
+
 
 log = logging.getLogger(__name__)
 
