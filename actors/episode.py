@@ -3,21 +3,25 @@
 import asyncio
 from dataclasses import dataclass
 
-from actors.episodes.answers import Policy, TurnSampler
-from actors.episodes.by_requests import RequestPlay
-from actors.episodes.by_steps import StepPlay
-from actors.episodes.clock import EpisodeClock
-from actors.episodes.conversation import Conversations, Text
-from actors.episodes.env_calls import EnvCalls
-from actors.episodes.parts import EpisodeParts
-from actors.episodes.segment_stream import Emit, SegmentStream
+from actors.conversation import Conversations, Text
+from actors.episode_parts import (
+    Emit,
+    EnvCalls,
+    EpisodeClock,
+    EpisodeParts,
+    Policy,
+    SegmentStream,
+    TurnSampler,
+)
 from actors.errors import ActorError, Infrastructure
 from actors.failures import FAILURES
+from actors.play_requests import RequestPlay
+from actors.play_steps import StepPlay
 from actors.segments import Closing
 from envs.agent.requests import HasRequests
 from envs.base import CodeCaller, Env, Suite
 from protocol.failures import describe
-from protocol.messages.tasks import LeaseTask
+from protocol.messages.episodes import LeaseTask
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,7 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
-from actors.calls.library import library_readers
-from actors.calls.reading import CallReading
-from actors.calls.written import opens_thought, written_calls
+from actors.calls import CallReading, library_readers, opens_thought, written_calls
 from actors.chat_template import ChatTemplate
 from actors.errors import PrefixBroken, TemplateUnusable
 from envs.base import ChatMessage, ToolSchema

@@ -27,10 +27,8 @@ from broker.journal.records import (
     unpack_dead_letter,
 )
 from broker.recovery import JournalStore, poison_of, recover, snapshot
-from protocol.codec import Buffer
-from protocol.messages.any_message import AnyMessage
-from protocol.messages.generators import ActorKeys
-from protocol.messages.peers import Heartbeat, Hello, QueueStats, Refused
+from protocol.codec import AnyMessage, Buffer
+from protocol.messages.peers import ActorKeys, Heartbeat, Hello, QueueStats, Refused
 
 MAX_DEAD_LETTERS = 1_000
 """Upper limit of the dead letters that one process keeps."""

@@ -16,14 +16,11 @@ import zmq
 from broker.core.ledger import Ledger
 from broker.core.peers import Send
 from broker.errors import BindRefused, NameInUse, WrongKey
-from protocol.codec import Buffer, encode, encode_delivery
+from protocol.codec import AnyMessage, Buffer, encode, encode_delivery
 from protocol.errors import LimitExceeded, LinkDown
-from protocol.messages.any_message import AnyMessage
-from protocol.messages.delivery import Deliver
+from protocol.messages.episodes import Deliver
 from protocol.messages.peers import Hello
-from protocol.security.connections import Connection
-from protocol.security.guard import Guard, GuardedSocket
-from protocol.security.handshakes import Admission
+from protocol.security.guard import Admission, Connection, Guard, GuardedSocket
 from protocol.security.keys import Principal
 from protocol.sockets import AsyncSocket, router
 

@@ -19,16 +19,13 @@ from broker.errors import BindRefused, BrokerError, JournalError, NameInUse, Sta
 from broker.output_commit import OutputCommit
 from broker.peer_socket import REVOKED, PeerSocket, allow_many_connections, bind_failure, may_log, unnamed
 from broker.status import prometheus, status
-from protocol.codec import Buffer, decode
-from protocol.envelopes import open_envelope
+from protocol.codec import Buffer, decode, open_envelope
 from protocol.errors import ProtocolError
 from protocol.messages.fields import MAX_ITEMS
 from protocol.messages.peers import Goodbye, Hello, Refused
 from protocol.security.addresses import check_endpoint, split_address
 from protocol.security.guard import Guard
-from protocol.security.http_serving import serving
-from protocol.security.http_tls import scheme
-from protocol.security.http_token import require_token
+from protocol.security.http import require_token, scheme, serving
 from protocol.security.keys import AllowList, Principal
 
 

@@ -218,7 +218,7 @@ class HasGauges(Protocol):
 class CodeCaller(Protocol):
     """Runs functions of environments, each with a deadline, for those who must not run them themselves.
 
-    `actors.environments.runner` has the two implementations.
+    `actors.environments` has the two implementations.
     """
 
     async def call(

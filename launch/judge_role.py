@@ -9,7 +9,7 @@ from pathlib import Path
 from envs.rows.judge import OWN_KEY, OWN_MODEL, OWN_URL
 from launch.errors import ConfigError
 from launch.run_file.sections import JudgeSection, RunConfig
-from protocol.security.http_token import read_tokens
+from protocol.security.http import read_tokens
 
 JUDGE = "judge"
 SERVER = "vllm.entrypoints.openai.api_server"
@@ -29,7 +29,7 @@ def serve_judge(config: RunConfig, keys: Path | None, model_of_run: Callable[[Ru
         raise ConfigError(
             "there is no [judge] in the run file; add it, or name the URL of a judge in the reward"
         )
-    from actors.generator.vllm_engine.settings import prepare_environment
+    from actors.generator.vllm_engine.engine import prepare_environment
 
     prepare_environment(config.generator.model_copy(update={"threads": config.judge.threads}))
     if key := judge_key(keys):

@@ -21,7 +21,7 @@ from launch.run_file.keys_folder import http_keys, prepare_keys
 from launch.run_file.sections import RunConfig
 from learner.errors import NothingToLearn
 from protocol.errors import GpuUnusable, KeysUnusable, LinkDown
-from protocol.orphans import die_with_parent
+from protocol.processes import die_with_parent
 from protocol.security.keys import key_pair, principal
 
 ROLES = ("broker", "learner", "generator", "actor", "weights", "judge", "model")
@@ -130,7 +130,7 @@ def learner(
 
 
 def generator(config: RunConfig, folder: Path, keys: Path | None, *, name: str) -> None:
-    from actors.generator.process import serve_generator
+    from actors.generator.generator import serve_generator
 
     serve_generator(
         config.generator,
@@ -145,7 +145,7 @@ def generator(config: RunConfig, folder: Path, keys: Path | None, *, name: str) 
 
 
 def actor(config: RunConfig, folder: Path, keys: Path | None, *, name: str) -> None:
-    from actors.process import run_actor
+    from actors.actor import run_actor
     from envs.registry import content_hash
     from launch.judge_role import actor_environment
 

@@ -14,7 +14,7 @@ from launch.run_file.sections import RunConfig
 from learner.checkpoints.checkpoint_files import find
 from learner.errors import CheckpointError
 from learner.run_files import CHECKPOINTS
-from protocol.whole_files import write_whole
+from protocol.files import write_whole
 
 __all__ = [
     "CONFIG",

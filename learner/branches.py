@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from learner.errors import BrokenTrajectory
 from protocol.arrays import Int64s
-from protocol.messages.segments import Turn
+from protocol.messages.episodes import Turn
 
 MAX_TOKENS = 2**25
 """Upper limit of the tokens of all branches of a trajectory, shared ones counted for each."""

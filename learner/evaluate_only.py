@@ -21,9 +21,9 @@ from learner.process.shared_gpu import SharedGpu
 from learner.process.stopping import Stop, leave
 from learner.publishing.publisher import Publisher
 from learner.run_files import CHECKPOINTS, PID_FILE, RESULT
-from protocol.gpu_lock import lock_of_environment
+from protocol.files import write_whole
+from protocol.processes import lock_of_environment
 from protocol.session import Progress
-from protocol.whole_files import write_whole
 
 if TYPE_CHECKING:
     from learner.update.engine import TrainingEngine

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from learner.config import LearnerConfig
 from protocol.errors import GpuUnusable
-from protocol.gpu_lock import VARIABLE
+from protocol.processes import VARIABLE
 
 
 def take_gpu(config: LearnerConfig) -> None:

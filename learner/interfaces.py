@@ -7,7 +7,7 @@ from learner.intake.intake import Intake
 from learner.publishing.weight_copy import OutgoingWeights
 from learner.run_files import PublishedVersion
 from learner.units import Unit
-from protocol.messages.weights import PublishWeights
+from protocol.messages.peers import PublishWeights
 
 
 class Batches(Protocol):

@@ -21,8 +21,8 @@ from learner.run_files import CHECKPOINTS
 from learner.schedule import evaluations_due, is_due
 from learner.totals import Totals
 from learner.trainer import Trainer
+from protocol.files import write_whole
 from protocol.version_line import VersionLine
-from protocol.whole_files import write_whole
 
 log = logging.getLogger(__name__)
 

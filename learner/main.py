@@ -24,10 +24,10 @@ from learner.replay.from_config import replay_table
 from learner.run_files import CHECKPOINTS, PID_FILE, RESULT
 from learner.samples.sample_log import SampleLog
 from learner.samples.texts import open_tokenizer
-from protocol.gpu_lock import lock_of_environment
-from protocol.link import ThreadLink
+from protocol.files import write_whole
+from protocol.processes import lock_of_environment
 from protocol.session import Progress
-from protocol.whole_files import write_whole
+from protocol.sockets import ThreadLink
 
 if TYPE_CHECKING:
     from learner.update.engine import TrainingEngine

@@ -18,8 +18,8 @@ from learner.samples.sample import Sample
 from learner.samples.show import markdown_table
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, describe
-from protocol.messages.segments import Failure
-from protocol.whole_files import write_whole
+from protocol.files import write_whole
+from protocol.messages.episodes import Failure
 
 MAX_REWARDS = 16
 """Most rewards of different names that get a histogram."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from protocol.whole_files import write_whole
+from protocol.files import write_whole
 
 PID_FILE = "learner.pid"
 """File in the run folder: pid of rank 0, for a process that wants to end the learner."""

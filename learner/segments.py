@@ -11,7 +11,7 @@ from learner.branches import starts_of
 from learner.errors import BrokenTrajectory
 from learner.trajectory import RouteLayers, Trajectory
 from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN, TOKEN_ARRAYS, Arrays, Experts, SegmentArrays
-from protocol.messages.segments import Segment, Turn
+from protocol.messages.episodes import Segment, Turn
 
 
 def assemble(segments: Sequence[SegmentArrays], layers: RouteLayers | None = None) -> Trajectory:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from learner.branches import Branch, branches_of, ends_of
 from protocol.arrays import Experts
+from protocol.messages.episodes import Failure, Reward, Turn, TurnMark
 from protocol.messages.fields import KvPolicy, Purpose, TrajectoryStatus
-from protocol.messages.segments import Failure, Reward, Turn, TurnMark
 
 
 class RouteLayers(NamedTuple):

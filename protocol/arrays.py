@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.messages.segments import Segment
+from protocol.messages.episodes import Segment
 
 Arrays = dict[str, NDArray[Any]]
 """Arrays by name, equally long."""

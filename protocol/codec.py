@@ -1,30 +1,58 @@
-"""Encode messages as frames, and decode them.
+"""Encode messages as frames, and decode them; several messages to one peer travel as one envelope."""
 
-Layout of a multipart message::
-
-    frame 0   prelude: b"OB", major (u8), minor (u8)
-    frame 1   header: one message as a MessagePack map (an array: see `protocol.envelopes`)
-    frame 2   body: the header's arrays, raw little-endian, 8-byte aligned  (only if the message has arrays)
-    ...       Deliver only: (header, body) of each segment it carries
-
-The prelude is read before anything is decoded, so that a different major version is refused with a clear
-error. Sizes are also checked before decoding.
-"""
-
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.arrays import ITEM_BYTES, Arrays, SegmentArrays
-from protocol.errors import LimitExceeded, Malformed, VersionMismatch
-from protocol.messages.any_message import AnyMessage
-from protocol.messages.array_specs import ArraySpec
-from protocol.messages.delivery import Deliver
-from protocol.messages.fields import MAX_ARRAYS
-from protocol.messages.segments import Segment
+from protocol.errors import LimitExceeded, Malformed, ProtocolError, VersionMismatch
+from protocol.messages.episodes import (
+    CancelTask,
+    Checkpointed,
+    CheckpointWanted,
+    Commit,
+    Deliver,
+    DeliveryCredit,
+    Dropped,
+    Held,
+    LeaseTask,
+    PutTasks,
+    Segment,
+    SegmentAck,
+    SegmentCredit,
+    TaskCredit,
+    TaskRejected,
+)
+from protocol.messages.fields import MAX_ARRAYS, ArraySpec
+from protocol.messages.peers import (
+    Abort,
+    ActorKeys,
+    Chunk,
+    Drain,
+    Generate,
+    Generators,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    PublishWeights,
+    QueueStats,
+    Refused,
+    Stay,
+    WeightsReady,
+    Welcome,
+)
+
+AnyMessage = (
+    Hello | Heartbeat | Goodbye | PutTasks | DeliveryCredit | Commit | Checkpointed | PublishWeights | TaskCredit
+    | Segment | TaskRejected | Welcome | Refused | Generators | LeaseTask | CancelTask | SegmentAck | SegmentCredit
+    | Held | CheckpointWanted | Deliver | Dropped | WeightsReady | ActorKeys | Drain | QueueStats | Generate | Abort
+    | Stay | Chunk
+)  # fmt: skip
+
 
 MAJOR, MINOR = 4, 4
 PRELUDE = b"OB" + bytes((MAJOR, MINOR))
@@ -177,7 +205,7 @@ def decode(frames: Sequence[Buffer]) -> tuple[AnyMessage, Sequence[Buffer]]:
         VersionMismatch, LimitExceeded, Malformed: the text says where the message is wrong.
 
     Example:
-        >>> from protocol.messages.tasks import TaskCredit
+        >>> from protocol.messages.episodes import TaskCredit
         >>> decode(encode(TaskCredit(tasks=3)))
         (TaskCredit(tasks=3, void=False), [])
     """
@@ -231,3 +259,147 @@ def decode_payload(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
         return decoder.decode(payload)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from None
+
+
+log = logging.getLogger(__name__)
+
+MAX_ENCLOSED = 32
+"""Upper limit of the messages in one envelope, which the receiver handles at a time."""
+MAX_ENVELOPE_BYTES = 1 << 20
+"""Upper limit of the bytes in one envelope; a larger message travels alone."""
+ENVELOPE_HEADER_BYTES = 5
+ENTRY_BYTES = 6
+
+_ARRAYS = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
+"""First bytes of MessagePack arrays, with which the header of an envelope begins."""
+_MAPS = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
+_envelope_encoder = msgspec.msgpack.Encoder()
+_BEHIND = tuple(b"\x92" + _envelope_encoder.encode(behind) for behind in range(64))
+_envelope_decoder = msgspec.msgpack.Decoder(
+    Annotated[
+        list[tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_FRAMES)], msgspec.Raw]],
+        msgspec.Meta(min_length=1, max_length=MAX_ENCLOSED),
+    ]
+)
+
+
+class _Envelope:
+    """The messages of one envelope, all to one peer, in order."""
+
+    def __init__(self) -> None:
+        self.messages: list[Sequence[Buffer]] = []
+        self.nbytes = self.header_bytes = 0
+
+    def takes(self, header: int, nbytes: int) -> bool:
+        """Return whether a message with a header and a total of these many bytes still fits."""
+        return (
+            len(self.messages) < MAX_ENCLOSED
+            and self.nbytes + nbytes <= MAX_ENVELOPE_BYTES
+            and self.header_bytes + header + ENTRY_BYTES <= MAX_HEADER_BYTES - ENVELOPE_HEADER_BYTES
+        )
+
+    def add(self, frames: Sequence[Buffer], header: int, nbytes: int) -> None:
+        self.messages.append(frames)
+        self.nbytes += nbytes
+        self.header_bytes += header + ENTRY_BYTES
+
+    def frames(self, first: int) -> Sequence[Buffer]:
+        """Return the frames to send; ``first`` is the number of frames before the prelude."""
+        messages = self.messages
+        if len(messages) == 1:
+            return messages[0]
+        header = bytearray(b"\xdc" + len(messages).to_bytes(2, "big"))
+        behind: list[Buffer] = []
+        for frames in messages:
+            header += _BEHIND[len(frames) - first - 2]
+            header += frames[first + 1]
+            behind += frames[first + 2 :]
+        return [*messages[0][:first], PRELUDE, bytes(header), *behind]
+
+
+def enclose(messages: Sequence[Sequence[Buffer]], *, addressed: bool = False) -> list[Sequence[Buffer]]:
+    """Put messages into envelopes, and return the frames to send. The order of messages to each peer is kept.
+
+    Args:
+        addressed: each message has the routing id of its receiver as its first frame.
+
+    Example:
+        >>> from protocol.codec import decode, encode
+        >>> from protocol.messages.peers import Drain
+        >>> from protocol.messages.episodes import TaskCredit
+        >>> [envelope] = enclose([encode(TaskCredit(tasks=3)), encode(Drain())])
+        >>> [decode(one)[0] for one in open_envelope(envelope)]
+        [TaskCredit(tasks=3, void=False), Drain(reason='')]
+    """
+    # The common case where few messages are sent.
+    if len(messages) < 2:
+        return list(messages)
+    first = int(addressed)
+    out: list[Sequence[Buffer]] = []
+    filling: dict[Buffer, _Envelope] = {}
+    for frames in messages:
+        receiver = frames[0] if addressed else b""
+        envelope = filling.get(receiver)
+        if not _may_be_enclosed(frames, first):
+            if envelope is not None:
+                out.append(filling.pop(receiver).frames(first))
+            out.append(frames)
+            continue
+        header, nbytes = len(frames[first + 1]), sum(map(len, frames))
+        if envelope is None or not envelope.takes(header, nbytes):
+            if envelope is not None:
+                out.append(envelope.frames(first))
+            envelope = filling[receiver] = _Envelope()
+        envelope.add(frames, header, nbytes)
+    out += [envelope.frames(first) for envelope in filling.values()]
+    return out
+
+
+def _may_be_enclosed(frames: Sequence[Buffer], first: int) -> bool:
+    """Return whether these are the frames of one message of this protocol, and not too many."""
+    return (
+        2 <= len(frames) - first < 2 + len(_BEHIND)
+        and frames[first] == PRELUDE
+        and len(frames[first + 1]) > 0
+        and frames[first + 1][0] in _MAPS
+    )
+
+
+def open_envelope(frames: Sequence[Buffer]) -> list[Sequence[Buffer]]:
+    """Return the frames of each message in an envelope; frames without an envelope are one message.
+
+    Raises:
+        VersionMismatch, LimitExceeded, Malformed: the envelope is unusable, or its number of frames is wrong.
+    """
+    if len(frames) < 2 or not frames[1] or frames[1][0] not in _ARRAYS:
+        return [frames]
+    check_frames(frames)
+    try:
+        entries = _envelope_decoder.decode(frames[1])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise Malformed(f"envelope: {short_error(error)}") from None
+    messages: list[Sequence[Buffer]] = []
+    at = 2
+    for behind, header in entries:
+        messages.append([frames[0], bytes(header), *frames[at : at + behind]])
+        at += behind
+    if at != len(frames):
+        raise Malformed(f"envelope: speaks of {at - 2} frames behind its header, {len(frames) - 2} are there")
+    return messages
+
+
+def messages_in(frames: Sequence[Buffer], sender: str) -> Iterator[tuple[AnyMessage, list[bytes]]]:
+    """Yield each message from ``sender`` with the frames behind its header.
+
+    Messages that cannot be decoded are logged and left out.
+    """
+    try:
+        for one in open_envelope(frames):
+            try:
+                message, rest = decode(one)
+            except ProtocolError as error:
+                log.error("message from %s refused: %s", sender, error)
+                continue
+            yield message, list(rest)  # type: ignore[arg-type]
+    except ProtocolError as error:
+        log.error("messages from %s refused: %s", sender, error)

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from protocol.messages.episodes import Failure
 from protocol.messages.fields import MAX_FAILURE_TEXT
-from protocol.messages.segments import Failure
 
 MAX_KINDS = 32
 """Distinct failures that are kept apart. Further ones are counted together."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from protocol.codec import MINOR
-from protocol.messages.any_message import AnyMessage
+from protocol.codec import MINOR, AnyMessage
 from protocol.messages.peers import Heartbeat, Hello, Refused, Welcome
 
 HELLO_RETRY_S = 1.0

@@ -7,11 +7,21 @@ from broker.core.dispatch import Dispatcher
 from broker.journal.journal import Journal
 from broker.recovery import JournalStore, recover, snapshot
 from protocol.codec import decode, encode, encode_arrays
-from protocol.messages.delivery import Checkpointed, Commit, Deliver, DeliveryCredit, Dropped
-from protocol.messages.peers import Heartbeat, Hello
-from protocol.messages.segments import Segment, SegmentAck, SegmentCredit
-from protocol.messages.tasks import LeaseTask, PutTasks, Task, TaskCredit
-from protocol.messages.weights import PublishWeights
+from protocol.messages.episodes import (
+    Checkpointed,
+    Commit,
+    Deliver,
+    DeliveryCredit,
+    Dropped,
+    LeaseTask,
+    PutTasks,
+    Segment,
+    SegmentAck,
+    SegmentCredit,
+    Task,
+    TaskCredit,
+)
+from protocol.messages.peers import Heartbeat, Hello, PublishWeights
 
 
 def config(**settings):

@@ -1,7 +1,6 @@
 """Decoding of a role's messages, for tests that act as its peers."""
 
-from protocol.codec import decode
-from protocol.envelopes import open_envelope
+from protocol.codec import decode, open_envelope
 
 
 def heard(frames):

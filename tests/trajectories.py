@@ -8,7 +8,7 @@ import numpy as np
 from learner.trajectory import Trajectory
 from learner.update.batching.batch import Batch, make_batch
 from learner.update.credit_assignment import TokenAdvantages
-from protocol.messages.segments import Reward, Turn, TurnMark
+from protocol.messages.episodes import Reward, Turn, TurnMark
 
 VOCABULARY = 48
 

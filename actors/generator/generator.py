@@ -1,10 +1,4 @@
-"""A generator: actors ask for tokens, the broker announces weights, an engine samples.
-
-An update is staged and verified while requests run, and only the load itself pauses sampling. The process
-does not repair an engine that can no longer be trusted, because a load failed, or the engine stands still or
-has died. It reports the failure to actors and broker and ends with an error, so that its supervisor starts a
-new one.
-"""
+"""A generator: actors ask for tokens, the broker announces weights, an engine samples; and its process."""
 
 import asyncio
 import contextlib
@@ -13,25 +7,103 @@ import math
 import os
 import signal
 import socket
+import sys
 import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+import zmq
 
 from actors.config import GeneratorConfig
 from actors.errors import GeneratorFailed
-from actors.generator.engine import SamplingEngine
-from actors.generator.listening import Listener, endpoint_for_actors
-from actors.generator.model_folder import ModelFacts
-from actors.generator.pace import Pace
-from actors.generator.serving import Serving
-from actors.generator.weights.staging import Announced, NewestWins, Stage
-from actors.generator.weights.updater import WeightUpdater
-from protocol.link import AsyncLink
-from protocol.messages.any_message import AnyMessage
+from actors.generator.engine import ModelFacts, SamplingEngine, hold_together, read_model_facts, sleeping
+from actors.generator.serving import Listener, Serving, endpoint_for_actors
+from actors.generator.weights.cache import Cache, cache_folder
+from actors.generator.weights.staging import Announced, NewestWins, Stage, WeightUpdater, shared_memory
+from protocol.codec import AnyMessage
 from protocol.messages.fields import MAX_PATIENCE_S
-from protocol.messages.generators import ActorKeys
-from protocol.messages.peers import Drain, Hello, Refused
-from protocol.messages.weights import WeightsReady
+from protocol.messages.peers import ActorKeys, Drain, Hello, Refused, WeightsReady
+from protocol.processes import lock_of_environment
+from protocol.security.addresses import check_endpoint, split_address
+from protocol.security.http import access, scheme
 from protocol.session import Progress
+from protocol.sockets import AsyncLink
+from protocol.weights.server import WeightsServer, serving
+
+FACTOR = 8.0
+"""An engine may stand still for this multiple of the longest step that was seen lately."""
+WINDOW_S = 300.0
+"""Half of the time that a long step is remembered at least."""
+
+
+@dataclass
+class Pace:
+    """How long an engine's steps take.
+
+    A step computes prompt tokens, samples tokens, or both. An engine with work makes progress if it makes
+    steps: prompts can take many steps before the first token is sampled. The longest step seen in the last
+    five to ten minutes decides how long the next one may take, so a large model on a slow machine is not
+    taken for an engine that hangs.
+
+    Args:
+        now: monotonic seconds.
+        least_s: the engine may always stand still for this time.
+        full_step_s: time of the largest step, measured at the start; 0 if it is not known.
+
+    Example:
+        >>> pace = Pace(now=0.0, least_s=8.0)
+        >>> for now in (0.0, 0.5, 1.0):
+        ...     pace.look(steps=int(2 * now), running=True, now=now)
+        >>> pace.still_s(3.0), pace.patience_s
+        (2.0, 8.0)
+        >>> pace.look(steps=3, running=True, now=4.0)
+        >>> pace.patience_s
+        24.0
+    """
+
+    now: float
+    least_s: float
+    full_step_s: float = 0.0
+    _steps: int = field(default=0, init=False)
+    _moved: float = field(init=False)
+    _running: bool = field(default=False, init=False)
+    _turned: float = field(init=False)
+    _longest: float = field(default=0.0, init=False)
+    """Longest step of the current window."""
+    _before: float = field(default=0.0, init=False)
+    """Longest step of the window before."""
+
+    def __post_init__(self) -> None:
+        self._moved = self._turned = self.now
+
+    @property
+    def patience_s(self) -> float:
+        """Longest time for which the engine may stand still now."""
+        return max(self.least_s, FACTOR * max(self.full_step_s, self._longest, self._before))
+
+    def look(self, *, steps: int, running: bool, now: float) -> None:
+        """Note how many steps the engine has made, and whether it has work."""
+        if now - self._turned > WINDOW_S:
+            self._turned, self._before, self._longest = now, self._longest, 0.0
+        if steps != self._steps:
+            # Time without work before the step is not the step's.
+            if self._running:
+                self._longest = max(self._longest, now - self._moved)
+            self._steps, self._moved = steps, now
+        elif not running or not self._running:
+            self._moved = now
+        self._running = running
+
+    def excuse(self, now: float) -> None:
+        """Start the clock anew, because the engine could make no step: it loaded weights."""
+        self._moved = now
+
+    def still_s(self, now: float) -> float:
+        """Return the seconds that the engine has had work without a step."""
+        return now - self._moved if self._running else 0.0
+
 
 log = logging.getLogger(__name__)
 
@@ -234,3 +306,138 @@ class Generator:
             log.critical("%s stops: %s", self._name, why)
             self._failure = why
         self._stop.set()
+
+
+@contextlib.asynccontextmanager
+async def relay(
+    config: GeneratorConfig, cache: Cache, run: str, broker: str, keys: Path | None
+) -> AsyncIterator[str]:
+    """Serve this host's cache while the context lasts. Yield the URL for other hosts, or "" if there is none.
+
+    Raises:
+        AddressRefused: other hosts could reach the server, but the run has no keys and so no token.
+        OSError: the address cannot be bound.
+        KeysUnusable: the folder lacks the certificate or its private key.
+    """
+    if not config.weights_http:
+        yield ""
+        return
+    host, port = split_address("generator.weights_http", config.weights_http, keys)
+    server = WeightsServer(run, cache.locate, cache.folder.parent, keys)
+    async with serving(server, host, port) as bound:
+        at = endpoint_for_actors(
+            f"tcp://{f'[{host}]' if ':' in host else host}:{bound}", config.advertised_host, broker
+        )
+        url = at.replace("tcp://", f"{scheme(keys)}://", 1)
+        log.info("versions of this host are served at %s", url)
+        yield url
+
+
+SWITCH_S = 0.0005
+"""Switch interval of the interpreter. A thread that fetches or hashes a version waits up to this long for the
+event loop, about once per megabyte."""
+
+
+def serve_generator(
+    config: GeneratorConfig,
+    *,
+    name: str,
+    broker: str,
+    model: str,
+    run: str,
+    seed: int,
+    keys: Path | None = None,
+    grace_s: float = 0.0,
+) -> None:
+    """Serve until SIGTERM, or until the broker sends Drain. Then drain: serve the episodes that need it.
+
+    Args:
+        name: peer name, unique in the run.
+        broker: ZeroMQ endpoint of the broker.
+        model: Hugging Face model folder. Its weights are policy version 0.
+        keys: folder of the keys. None means that nothing is encrypted, and only this host can connect.
+        grace_s: longest time to drain, in seconds.
+
+    Raises:
+        AddressRefused: other hosts can reach ``config.endpoint``, but nothing is encrypted.
+        OSError: the address cannot be bound, for example because it is taken.
+        KeysUnusable: the folder lacks keys of a generator.
+        GeneratorFailed: the engine or the broker is lost; start the process again.
+        LinkDown: no broker answered.
+    """
+    check_endpoint("generator.endpoint", config.endpoint, keys)
+    sys.setswitchinterval(SWITCH_S)
+    # Until the event loop installs its own handler, there is nothing to clean up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        asyncio.run(
+            _serve(
+                config, name=name, broker=broker, model=model, run=run, seed=seed, keys=keys, grace_s=grace_s
+            )
+        )
+    finally:
+        # The linger time lets the last chunks and the Goodbye leave.
+        zmq.Context.instance().destroy(linger=1_000)
+
+
+async def _serve(
+    config: GeneratorConfig,
+    *,
+    name: str,
+    broker: str,
+    model: str,
+    run: str,
+    seed: int,
+    keys: Path | None,
+    grace_s: float,
+) -> None:
+    facts = read_model_facts(Path(model))
+    async with _engine(config, model=model, seed=seed) as engine:
+        cache = Cache(cache_folder(shared_memory(), run, broker), run, partial(access, keys))
+        stage = Stage(f"{run}-{name}", facts.shapes, cache=cache)
+        try:
+            async with relay(config, cache, run, broker, keys) as weights_url:
+                generator = Generator(
+                    engine, config, facts, stage, name=name, run=run, keys=keys, grace_s=grace_s
+                )
+                generator.weights_url = weights_url
+                await generator.serve(broker)
+        finally:
+            stage.close()
+
+
+def _engine(
+    config: GeneratorConfig, *, model: str, seed: int
+) -> contextlib.AbstractAsyncContextManager[SamplingEngine]:
+    """Return the context of the engine that the settings name."""
+    return _http_engine(config) if config.backend == "http" else _vllm_engine(config, model=model, seed=seed)
+
+
+@contextlib.asynccontextmanager
+async def _http_engine(config: GeneratorConfig) -> AsyncIterator[SamplingEngine]:
+    from actors.generator.http_engine import HttpEngine
+
+    engine = await HttpEngine.connect(config)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+@contextlib.asynccontextmanager
+async def _vllm_engine(config: GeneratorConfig, *, model: str, seed: int) -> AsyncIterator[SamplingEngine]:
+    from actors.generator.vllm_engine.engine import VllmEngine
+
+    lock = lock_of_environment()
+    if lock is not None:
+        # An engine that starts measures the free memory of its GPU, so the learner must not update meanwhile.
+        await hold_together(lock)
+    engine = await VllmEngine.start(config, model=model, seed=seed)
+    try:
+        if lock is None:
+            yield engine
+        else:
+            async with sleeping(engine, lock) as shared:
+                yield shared
+    finally:
+        await engine.close()

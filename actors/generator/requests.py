@@ -1,19 +1,80 @@
-"""Requests to a generator: whether they are valid, and their state. Without sockets, engines and clocks.
-
-A request is *held* until the policy version that it asks for is in service, then *running* until its last
-token. `RequestBook` also counts tokens and the time without a running request.
-"""
+"""Requests to a generator: which are valid, may run, or are under way, and who sends them. No socket, no clock."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from actors.generator.engine import Request
 from protocol.arrays import Int32s
 from protocol.codec import Buffer, unpack_arrays
 from protocol.errors import Malformed
-from protocol.messages.generators import Generate
+from protocol.messages.peers import Generate
+
+SILENT_S = 5.0
+"""Time without a `Stay` after which a draining generator takes it that an actor does not need it."""
+MAX_GUESTS = 4_096
+
+
+@dataclass(slots=True)
+class _Guest:
+    heard: float
+    episodes: int = 0
+    answered: bool = False
+    """True if the actor has spoken since it was told that the generator drains."""
+
+
+class Guests:
+    """Actors that are connected to a generator, by routing id, and the episodes that need the generator.
+
+    A draining generator may leave once each actor has said that it needs it no more, or is silent.
+
+    Example:
+        >>> guests = Guests()
+        >>> guests.heard(b"a", 0, now=0.0)
+        False
+        >>> guests.drain(now=1.0), guests.needed(now=2.0)
+        ([b'a'], 1)
+        >>> _ = guests.heard(b"a", 0, now=2.0)
+        >>> guests.needed(now=2.0)
+        0
+    """
+
+    def __init__(self) -> None:
+        self._guests: OrderedDict[bytes, _Guest] = OrderedDict()
+        self.draining = False
+
+    def heard(self, actor: bytes, episodes: int, now: float) -> bool:
+        """Note what an actor needs. Return True if it is to be told that the generator drains."""
+        guest = self._guests.get(actor)
+        self._guests[actor] = _Guest(now, episodes, answered=guest is not None and self.draining)
+        self._guests.move_to_end(actor)
+        if len(self._guests) > MAX_GUESTS:
+            self._guests.popitem(last=False)
+        return guest is None and self.draining
+
+    def asked(self, actor: bytes, now: float) -> bool:
+        """Note a request, in case its actor says no `Stay`. Return True if it is to be told of the draining."""
+        return actor not in self._guests and self.heard(actor, 1, now)
+
+    def left(self, actor: bytes) -> None:
+        """Forget an actor that has said Goodbye."""
+        self._guests.pop(actor, None)
+
+    def drain(self, now: float) -> list[bytes]:
+        """Begin to drain. Return the actors to tell; each has `SILENT_S` to answer."""
+        self.draining = True
+        for guest in self._guests.values():
+            guest.heard, guest.answered = now, False
+        return list(self._guests)
+
+    def needed(self, now: float) -> int:
+        """Return for how many episodes a draining generator is to stay; an actor yet to answer counts as one."""
+        recent = [guest for guest in self._guests.values() if now - guest.heard < SILENT_S]
+        return sum(guest.episodes if guest.answered else 1 for guest in recent)
+
 
 HOLD_TIMEOUT_S = 300.0
 """Longest wait of a request for a policy version. In lockstep it waits for a learner step and an evaluation."""
@@ -202,3 +263,77 @@ class RequestBook:
         if not self._running:
             self._idle += now - self._changed
         self._changed = now
+
+
+MAX_REQUESTS, MAX_REQUESTS_OF_ACTOR = 65_536, 16_384
+"""Upper limits of the requests under way, in all and of one actor. More are refused, and the actor asks a
+different generator."""
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """A request whose last chunk is not sent."""
+
+    key: str
+    actor: bytes
+    """Routing id of the actor's connection."""
+    request_id: str
+    request: Request
+    heard: float
+    """Monotonic time of the last chunk, or of the request."""
+    sent: int = 0
+    """Tokens sent in chunks so far."""
+
+
+class OpenRequests:
+    """All requests that are under way. Ids are the actors' own, so a key of this generator tells them apart."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, OpenRequest] = {}
+        self._keys: dict[tuple[bytes, str], str] = {}
+        self._of_actor: Counter[bytes] = Counter()
+        """Number of requests under way for each connection, by routing id."""
+        self._count = 0
+
+    def __iter__(self) -> Iterator[OpenRequest]:
+        return iter(self._by_key.values())
+
+    def __getitem__(self, key: str) -> OpenRequest:
+        return self._by_key[key]
+
+    def __contains__(self, entry: OpenRequest) -> bool:
+        return entry.key in self._by_key
+
+    def of(self, actor: bytes, request_id: str) -> OpenRequest | None:
+        """Return the request of an actor; None if it is not under way."""
+        key = self._keys.get((actor, request_id))
+        return None if key is None else self._by_key[key]
+
+    def why_no_more(self, actor: bytes, request_id: str) -> str:
+        """Return why a request of this actor and id cannot be added now, or ""."""
+        if (actor, request_id) in self._keys:
+            return "a request of this id is running already; ids must not be used twice"
+        own, total = self._of_actor[actor], len(self._by_key)
+        if total >= MAX_REQUESTS or own >= MAX_REQUESTS_OF_ACTOR:
+            return f"{own} requests of this actor, {total} of all are under way"
+        return ""
+
+    def new_key(self) -> str:
+        """Return a key that no request had before."""
+        self._count += 1
+        return str(self._count)
+
+    def add(self, entry: OpenRequest) -> OpenRequest:
+        """Add a request and return it."""
+        self._by_key[entry.key] = entry
+        self._keys[entry.actor, entry.request_id] = entry.key
+        self._of_actor[entry.actor] += 1
+        return entry
+
+    def remove(self, entry: OpenRequest) -> None:
+        """Remove a request, if it is there."""
+        self._keys.pop((entry.actor, entry.request_id), None)
+        if self._by_key.pop(entry.key, None) is not None:
+            self._of_actor[entry.actor] -= 1
+            if not self._of_actor[entry.actor]:
+                del self._of_actor[entry.actor]

@@ -17,9 +17,9 @@ from typing import Any, cast
 import numpy as np
 from aiohttp import web
 
-from actors.environments.runner import EnvironmentRunner
+from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
-from actors.generator_client.turn_request import TurnRequest
+from actors.generator_client import TurnRequest
 from actors.render import Renderer
 from actors.sampled import Sampled
 from benchmarks.agent_cost.client import TURNS
@@ -27,7 +27,7 @@ from envs.agent.episode import AgentEpisode
 from envs.base import Suite, TurnFacts
 from envs.registry import make_suite
 from protocol.arrays import SegmentArrays
-from protocol.messages.tasks import LeaseTask, Sampling, Task
+from protocol.messages.episodes import LeaseTask, Sampling, Task
 
 CALL = '{{"name":"add","arguments":{{"a":{a},"b":7}}}}'
 ANSWERS = (*(CALL.format(a=turn) for turn in range(TURNS - 1)), "The sum is 19.")

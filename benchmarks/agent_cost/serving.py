@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.config import GeneratorConfig
-from actors.generator.vllm_engine.settings import engine_arguments
+from actors.generator.vllm_engine.engine import engine_arguments
 from benchmarks.agent_process import AgentProcess
 from benchmarks.generation.meter import Meter, Outcome, children
 from launch.processes.ports import free_port

@@ -16,14 +16,25 @@ import msgspec
 import numpy as np
 import zmq
 
-from protocol.codec import PRELUDE, Buffer, encode, pack_arrays
-from protocol.envelopes import enclose, open_envelope
-from protocol.messages.any_message import AnyMessage
-from protocol.messages.array_specs import ArraySpec
-from protocol.messages.delivery import Checkpointed, Commit, Deliver, DeliveryCredit
+from protocol.codec import PRELUDE, AnyMessage, Buffer, enclose, encode, open_envelope, pack_arrays
+from protocol.messages.episodes import (
+    Checkpointed,
+    Commit,
+    Deliver,
+    DeliveryCredit,
+    LeaseTask,
+    PutTasks,
+    Reward,
+    Sampling,
+    Segment,
+    SegmentAck,
+    SegmentCredit,
+    Task,
+    TaskCredit,
+    Turn,
+)
+from protocol.messages.fields import ArraySpec
 from protocol.messages.peers import Heartbeat, Hello, Welcome
-from protocol.messages.segments import Reward, Segment, SegmentAck, SegmentCredit, Turn
-from protocol.messages.tasks import LeaseTask, PutTasks, Sampling, Task, TaskCredit
 from protocol.security.client import ClientKeys
 from protocol.sockets import dealer
 

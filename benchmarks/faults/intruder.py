@@ -16,12 +16,18 @@ from benchmarks.faults.system import System
 from broker.journal.files import numbers, read_file
 from broker.journal.records import FoundRecord, Kind, unpack_segment
 from protocol.codec import MAX_BODY_BYTES, PRELUDE, Frames, encode, encode_arrays
-from protocol.link import ThreadLink
-from protocol.messages.delivery import Checkpointed, Commit, Deliver
-from protocol.messages.peers import Goodbye, Hello, Refused
-from protocol.messages.segments import Segment, SegmentAck, Turn
-from protocol.messages.tasks import LeaseTask, TaskCredit
-from protocol.messages.weights import PublishWeights
+from protocol.messages.episodes import (
+    Checkpointed,
+    Commit,
+    Deliver,
+    LeaseTask,
+    Segment,
+    SegmentAck,
+    TaskCredit,
+    Turn,
+)
+from protocol.messages.peers import Goodbye, Hello, PublishWeights, Refused
+from protocol.sockets import ThreadLink
 
 PATIENCE_S = 10.0
 

@@ -20,12 +20,10 @@ from broker.core.peers import Send
 from broker.journal.records import Kind, Place, Record
 from broker.recovery import JournalStore, recover, snapshot
 from broker.status import prometheus, status
-from protocol.codec import Buffer, decode, encode, encode_delivery
-from protocol.envelopes import open_envelope
+from protocol.codec import Buffer, decode, encode, encode_delivery, open_envelope
 from protocol.errors import ProtocolError
-from protocol.messages.delivery import Commit, Deliver
+from protocol.messages.episodes import Commit, Deliver, PutTasks
 from protocol.messages.peers import Hello
-from protocol.messages.tasks import PutTasks
 
 MAX_QUEUED_SEGMENTS = 12
 WINDOW = 3

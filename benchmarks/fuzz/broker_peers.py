@@ -10,14 +10,21 @@ from typing import Any
 from benchmarks.fuzz.damage import Said, damaged, mutated, mutated_header, send
 from benchmarks.fuzz.engine import Choices
 from benchmarks.fuzz.messages import arrays, evaluation, group, plain, segment
-from protocol.codec import encode, encode_arrays
+from protocol.codec import AnyMessage, encode, encode_arrays
 from protocol.errors import LimitExceeded
-from protocol.messages.any_message import AnyMessage
-from protocol.messages.delivery import Checkpointed, Commit, Deliver, DeliveryCredit
+from protocol.messages.episodes import (
+    CancelTask,
+    Checkpointed,
+    Commit,
+    Deliver,
+    DeliveryCredit,
+    LeaseTask,
+    PutTasks,
+    TaskCredit,
+    TaskRejected,
+)
 from protocol.messages.fields import DeliveryUnit
-from protocol.messages.peers import Goodbye, Heartbeat, Hello, Refused
-from protocol.messages.tasks import CancelTask, LeaseTask, PutTasks, TaskCredit, TaskRejected
-from protocol.messages.weights import PublishWeights
+from protocol.messages.peers import Goodbye, Heartbeat, Hello, PublishWeights, Refused
 
 LEARNERS, ACTORS, GENERATORS = ("L", "M"), ("a", "b", "c"), ("g", "h")
 NAMES = (*LEARNERS, *ACTORS, *GENERATORS, "x", "\udcff")

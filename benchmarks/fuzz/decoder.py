@@ -16,19 +16,20 @@ from benchmarks.fuzz.engine import mutate_bytes, mutate_value
 from benchmarks.fuzz.messages import samples
 from protocol.arrays import Arrays
 from protocol.codec import (
+    MAX_ENCLOSED,
     PRELUDE,
     decode,
     decode_delivery,
     decode_segment,
+    enclose,
     encode,
     encode_delivery,
+    open_envelope,
     unpack_arrays,
 )
-from protocol.envelopes import MAX_ENCLOSED, enclose, open_envelope
 from protocol.errors import ProtocolError
-from protocol.messages.array_specs import ArraySpec
-from protocol.messages.delivery import Deliver
-from protocol.messages.segments import Segment
+from protocol.messages.episodes import Deliver, Segment
+from protocol.messages.fields import ArraySpec
 
 MAX_SPECS = 200
 

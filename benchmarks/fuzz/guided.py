@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from benchmarks.fuzz.engine import Loop
 
 MODULES = (
-    "protocol.codec", "protocol.session", "protocol.weights.format", "protocol.weights.chunks",
-    "protocol.weights.delta", "broker.core.dispatch", "broker.recovery", "broker.journal.journal", "broker.status",
+    "protocol.codec", "protocol.session", "protocol.weights.format", "protocol.weights.files",
+    "protocol.weights.files", "broker.core.dispatch", "broker.recovery", "broker.journal.journal", "broker.status",
 )  # fmt: skip
 GUIDED = ("decoder", "broker", "manifest", "session")
 """Targets for guided fuzzing. The journal is missing because its inputs carry flags that say how they were

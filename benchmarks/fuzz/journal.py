@@ -37,9 +37,8 @@ from broker.journal.records import (
 )
 from broker.recovery import JournalStore, recover, snapshot
 from protocol.codec import encode
-from protocol.messages.delivery import DeliveryCredit
+from protocol.messages.episodes import DeliveryCredit, PutTasks
 from protocol.messages.peers import Hello
-from protocol.messages.tasks import PutTasks
 
 SHARED_MEMORY = Path("/dev/shm")
 NAMES = (

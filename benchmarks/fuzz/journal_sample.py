@@ -10,10 +10,8 @@ from broker.journal.journal import Journal
 from broker.journal.records import DeadLetter, Kind, file_name, pack_dead_letter
 from broker.recovery import JournalStore, snapshot
 from protocol.codec import decode, encode, encode_arrays
-from protocol.messages.delivery import Commit, DeliveryCredit
-from protocol.messages.peers import Hello
-from protocol.messages.tasks import LeaseTask, PutTasks, TaskCredit
-from protocol.messages.weights import PublishWeights
+from protocol.messages.episodes import Commit, DeliveryCredit, LeaseTask, PutTasks, TaskCredit
+from protocol.messages.peers import Hello, PublishWeights
 
 CONFIG = JournalConfig(sync_interval_s=1e6, file_bytes=4096, keep_bytes=1 << 20, min_free_bytes=0)
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from protocol.codec import Frames, encode, encode_arrays
-from protocol.messages.any_message import AnyMessage
-from protocol.messages.delivery import (
+from protocol.codec import AnyMessage, Frames, encode, encode_arrays
+from protocol.messages.episodes import (
+    CancelTask,
     Checkpointed,
     CheckpointWanted,
     Commit,
@@ -15,12 +15,34 @@ from protocol.messages.delivery import (
     DeliveryCredit,
     Dropped,
     Held,
+    LeaseTask,
+    PutTasks,
+    Reward,
+    Sampling,
+    Segment,
+    SegmentAck,
+    SegmentCredit,
+    Task,
+    TaskCredit,
+    TaskRejected,
+    Turn,
 )
-from protocol.messages.generators import Abort, Chunk, Generate, GeneratorInfo, Generators
-from protocol.messages.peers import Drain, Goodbye, Heartbeat, Hello, QueueStats, Refused, Welcome
-from protocol.messages.segments import Reward, Segment, SegmentAck, SegmentCredit, Turn
-from protocol.messages.tasks import CancelTask, LeaseTask, PutTasks, Sampling, Task, TaskCredit, TaskRejected
-from protocol.messages.weights import PublishWeights, WeightsReady
+from protocol.messages.peers import (
+    Abort,
+    Chunk,
+    Drain,
+    Generate,
+    GeneratorInfo,
+    Generators,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    PublishWeights,
+    QueueStats,
+    Refused,
+    WeightsReady,
+    Welcome,
+)
 
 
 def group(name: str, size: int = 2, **fields: Any) -> list[Task]:

@@ -15,9 +15,7 @@ import msgspec
 
 from benchmarks.fuzz.engine import mutate_bytes, mutate_value
 from protocol.errors import WeightsError
-from protocol.weights.chunks import chunks, digests, spans
-from protocol.weights.delta import apply_delta, make_delta
-from protocol.weights.files import verify, write_version
+from protocol.weights.files import apply_delta, chunks, digests, make_delta, spans, verify, write_version
 from protocol.weights.format import (
     DATA,
     MAX_MANIFEST_BYTES,
@@ -38,7 +36,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class ManifestTarget:
-    """Target for `protocol.weights.format` (manifest and data file) and `protocol.weights.delta`."""
+    """Target for `protocol.weights.format` (manifest and data file) and `protocol.weights.files`."""
 
     name, unit = "manifest", "accepted"
 

@@ -19,10 +19,9 @@ from broker.config import BrokerConfig
 from envs.config import EnvConfig
 from launch.processes.ports import free_port
 from protocol.codec import decode_delivery
-from protocol.link import ThreadLink
-from protocol.messages.delivery import Commit, Deliver, DeliveryCredit
+from protocol.messages.episodes import Commit, Deliver, DeliveryCredit, PutTasks, Sampling, Task
 from protocol.messages.peers import Hello
-from protocol.messages.tasks import PutTasks, Sampling, Task
+from protocol.sockets import ThreadLink
 
 RUN = "benchmark"
 ENV = "benchmarks.envs.random_prompt:PromptSuite"
@@ -52,13 +51,13 @@ def run_broker(endpoint: str, folder: Path, keys: Path | None) -> None:
 
 
 def run_generator(profile: Path | None, *arguments: Any, **named: Any) -> None:
-    from actors.generator.process import serve_generator
+    from actors.generator.generator import serve_generator
 
     profiled(profile, serve_generator, *arguments, **named)
 
 
 def run_an_actor(profile: Path | None, *arguments: Any, **named: Any) -> None:
-    from actors.process import run_actor
+    from actors.actor import run_actor
 
     profiled(profile, run_actor, *arguments, **named)
 

@@ -4,10 +4,8 @@ from collections.abc import Iterable
 
 import torch
 
-from actors.generator.weights.file_ahead import file_bytes, mapped
 from actors.generator.weights.staging import tensor_table
-from actors.generator.weights.tensor_file import tensors_in
-from actors.generator.weights.to_device import DeviceReader
+from actors.generator.weights.tensors import DeviceReader, file_bytes, mapped, tensors_in
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.publish import make_tensors, sizes
 from benchmarks.gpu.setting import GpuSetting

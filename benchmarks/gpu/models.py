@@ -12,7 +12,7 @@ import torch
 from benchmarks.envs.random_prompt import LETTERS
 from launch.tokenizer import make_tokenizer, save_tokenizer
 from learner.trajectory import Trajectory
-from protocol.messages.segments import Reward, Turn
+from protocol.messages.episodes import Reward, Turn
 
 
 @dataclass(frozen=True)

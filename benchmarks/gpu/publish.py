@@ -16,7 +16,7 @@ from benchmarks.gpu.setting import GpuSetting
 from learner.publishing.publisher import Publisher
 from learner.publishing.weight_copy import CopyStream, OutgoingWeights, register
 from learner.run_files import weights_folder
-from protocol.messages.weights import PublishWeights
+from protocol.messages.peers import PublishWeights
 from protocol.weights.files import verify
 from protocol.weights.format import DATA, Shapes, read_manifest
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 import numpy as np
 
-from actors.generator_client.turn_request import TurnRequest
+from actors.generator_client import TurnRequest
 from actors.sampled import FinishReason, Sampled
 
 CALL = '<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'

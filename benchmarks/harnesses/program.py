@@ -23,7 +23,7 @@ from typing import Any, cast
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from actors.environments.runner import EnvironmentRunner
+from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.render import Renderer
 from benchmarks.harnesses.installing import command_of
@@ -36,7 +36,7 @@ from envs.registry import make_suite
 from learner.segments import assemble
 from learner.trajectory import Trajectory
 from protocol.arrays import SegmentArrays
-from protocol.messages.tasks import LeaseTask, Sampling, Task
+from protocol.messages.episodes import LeaseTask, Sampling, Task
 
 TEMPLATE = Path(__file__).parents[2] / "tests" / "chat_templates" / "qwen3.jinja"
 EXPECTED = {

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from learner.trajectory import Trajectory
 from learner.update.batching.micro_batch import MicroBatch
-from protocol.messages.segments import Reward, Turn
+from protocol.messages.episodes import Reward, Turn
 
 LONGEST = 400
 """Upper limit of the tokens of an answer in the long-tailed arm."""

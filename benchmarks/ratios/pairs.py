@@ -18,7 +18,7 @@ from learner.update.objective.objective import make_objective
 from learner.update.objective.tokens import Adaptive, Tokens
 from learner.update.target_logp import target_logp
 from protocol.codec import decode, encode_arrays, unpack_arrays
-from protocol.messages.segments import Reward, Segment, Turn
+from protocol.messages.episodes import Reward, Segment, Turn
 
 TOKENS = 1024
 TARGETS, WIDTH, VOCABULARY = 128, 64, 4096

@@ -103,7 +103,7 @@ def _make_model(folder: Path) -> None:
 
 def _trajectory(length: int) -> Any:
     from learner.trajectory import Trajectory
-    from protocol.messages.segments import Reward, Turn
+    from protocol.messages.episodes import Reward, Turn
 
     rng = np.random.default_rng(0)
     mask = np.arange(length) >= PROMPT

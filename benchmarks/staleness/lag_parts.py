@@ -12,7 +12,7 @@ from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
 from learner.settings.evaluation import EvaluationConfig
 from learner.units import Unit
-from protocol.messages.tasks import Task
+from protocol.messages.episodes import Task
 
 
 class SampledCurriculum(Curriculum):

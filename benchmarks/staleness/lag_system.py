@@ -34,8 +34,8 @@ from learner.publishing.publisher import Publisher
 from learner.replay.from_config import replay_table
 from learner.run_files import next_epoch
 from learner.update.engine import TrainingEngine
-from protocol.link import ThreadLink
 from protocol.session import Progress
+from protocol.sockets import ThreadLink
 
 ExchangeT = TypeVar("ExchangeT", bound="CountingExchange")
 START_S = 120.0

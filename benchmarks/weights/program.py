@@ -30,7 +30,7 @@ from benchmarks.report import save_results
 from benchmarks.weights.sides import RUN, Side, Taken, Told, run_generator, run_server
 from learner.publishing.publisher import Publisher
 from learner.run_files import weights_folder
-from protocol.messages.weights import PublishWeights
+from protocol.messages.peers import PublishWeights
 from protocol.security.key_files import make as make_keys
 from protocol.weights.format import DATA, read_shapes
 

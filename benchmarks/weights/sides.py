@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from actors.config import GeneratorConfig
-from actors.generator.process import SWITCH_S
+from actors.generator.generator import SWITCH_S
 from actors.sampled import Sampled
-from protocol.security.http_tls import access
+from protocol.security.http import access
 from protocol.weights.format import version_folder
 
 RUN = "benchmark"
@@ -75,7 +75,7 @@ class Side:
 
 def run_server(folder: Path, keys: Path | None, pipe: Any) -> None:
     """Run the process that serves the learner's folder."""
-    from protocol.security.http_tls import scheme
+    from protocol.security.http import scheme
     from protocol.weights.server import WeightsServer, serving
 
     async def serve() -> None:
@@ -95,7 +95,7 @@ def run_generator(model: Path, config: GeneratorConfig, shared: Path, keys: Path
 
 
 async def _generate(model: Path, config: GeneratorConfig, shared: Path, keys: Path | None, pipe: Any) -> None:
-    from actors.generator.model_folder import read_model_facts
+    from actors.generator.engine import read_model_facts
     from actors.generator.vllm_engine.engine import VllmEngine
     from actors.generator.weights.cache import Cache
     from actors.generator.weights.staging import Stage
@@ -142,8 +142,7 @@ class _Taking:
         return self._rate
 
     async def take(self, told: Told) -> Taken:
-        from actors.generator.weights.staging import Announced
-        from actors.generator.weights.updater import WeightUpdater
+        from actors.generator.weights.staging import Announced, WeightUpdater
 
         taken, self._load_s, self._step_s = Taken(), 0.0, 0.0
         watched = _Watched(self._stage, taken)

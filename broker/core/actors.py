@@ -12,8 +12,15 @@ from broker.core.state import BrokerState
 from protocol import names
 from protocol.codec import Buffer
 from protocol.failures import FailureCounts, failure_or_text
-from protocol.messages.segments import Failure, Segment, SegmentAck, SegmentCredit
-from protocol.messages.tasks import CancelTask, LeaseTask, TaskRejected
+from protocol.messages.episodes import (
+    CancelTask,
+    Failure,
+    LeaseTask,
+    Segment,
+    SegmentAck,
+    SegmentCredit,
+    TaskRejected,
+)
 from protocol.session import MISSED_BEATS
 
 RECENT = 256

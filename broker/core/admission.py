@@ -8,9 +8,8 @@ import msgspec
 from broker.config import BrokerConfig
 from protocol.arrays import ITEM_BYTES, TOKEN_ARRAYS
 from protocol.codec import Buffer
+from protocol.messages.episodes import Segment, Task
 from protocol.messages.fields import MAX_ARRAYS
-from protocol.messages.segments import Segment
-from protocol.messages.tasks import Task
 
 _name = attrgetter("name")
 LEAST_SEGMENT_BYTES = 4_096

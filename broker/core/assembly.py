@@ -7,10 +7,8 @@ from msgspec.structs import replace
 from broker.core.ledger import Ledger
 from broker.core.records import GroupRecord, Outcome, SegmentStore, StoredSegment, TrajectoryRecord, Unit
 from protocol import names
-from protocol.messages.delivery import Dropped
+from protocol.messages.episodes import Dropped, Segment, Task
 from protocol.messages.fields import DeliveryUnit
-from protocol.messages.segments import Segment
-from protocol.messages.tasks import Task
 
 
 class Assembly:

@@ -17,14 +17,27 @@ from broker.core.learner import LearnerSide
 from broker.core.peers import Peer, Send
 from broker.core.records import GroupClosed, MemoryStore, SegmentStore
 from broker.core.state import BrokerState, gauges_of
-from protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES, Buffer
-from protocol.messages.any_message import AnyMessage
-from protocol.messages.delivery import Checkpointed, Commit, DeliveryCredit
-from protocol.messages.generators import Generators
-from protocol.messages.peers import Drain, Goodbye, Heartbeat, Hello, QueueStats, Refused, Welcome
-from protocol.messages.segments import Segment
-from protocol.messages.tasks import PutTasks, TaskCredit, TaskRejected
-from protocol.messages.weights import PublishWeights
+from protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES, AnyMessage, Buffer
+from protocol.messages.episodes import (
+    Checkpointed,
+    Commit,
+    DeliveryCredit,
+    PutTasks,
+    Segment,
+    TaskCredit,
+    TaskRejected,
+)
+from protocol.messages.peers import (
+    Drain,
+    Generators,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    PublishWeights,
+    QueueStats,
+    Refused,
+    Welcome,
+)
 from protocol.session import MISSED_BEATS
 
 STATS_S = 1.0

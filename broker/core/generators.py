@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from broker.core.peers import INFO_BYTES, Peer, Peers
 from broker.core.state import BrokerState
 from protocol.messages.fields import MAX_SOURCES
-from protocol.messages.generators import ActorKeys, GeneratorInfo, Generators
-from protocol.messages.weights import WeightsReady
+from protocol.messages.peers import ActorKeys, GeneratorInfo, Generators, WeightsReady
 
 MAX_BYTES_S = 64e6
 """Upper limit of the bytes per second that lists of generators take, for all actors together."""

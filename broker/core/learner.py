@@ -25,11 +25,18 @@ from broker.core.tasks import Recent
 from broker.errors import BrokerError, TryLater
 from protocol import names
 from protocol.codec import MAX_HEADER_BYTES
-from protocol.messages.delivery import Checkpointed, CheckpointWanted, Commit, Deliver, Dropped, Held
+from protocol.messages.episodes import (
+    Checkpointed,
+    CheckpointWanted,
+    Commit,
+    Deliver,
+    Dropped,
+    Held,
+    PutTasks,
+    Task,
+)
 from protocol.messages.fields import MAX_IDS
-from protocol.messages.peers import Hello, Refused
-from protocol.messages.tasks import PutTasks, Task
-from protocol.messages.weights import PublishWeights
+from protocol.messages.peers import Hello, PublishWeights, Refused
 from protocol.version_line import VersionLine
 
 ID_OVERHEAD, MESSAGE_OVERHEAD = 3, 1_024

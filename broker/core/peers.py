@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from broker.core.ledger import Ledger
-from protocol.codec import MAX_HEADER_BYTES, Buffer
+from protocol.codec import MAX_HEADER_BYTES, AnyMessage, Buffer
 from protocol.gauges import merge_of, tag
-from protocol.messages.any_message import AnyMessage
 from protocol.messages.fields import Role
-from protocol.messages.generators import GeneratorInfo
-from protocol.messages.peers import Heartbeat, Hello, Refused
+from protocol.messages.peers import GeneratorInfo, Heartbeat, Hello, Refused
 
 MAX_PEERS = 4_096
 INFO_BYTES = 128

@@ -10,9 +10,9 @@ from msgspec import Struct, field
 
 from protocol import names
 from protocol.codec import MAX_FRAMES, MAX_MESSAGE_BYTES, Buffer, decode_payload
+from protocol.messages.episodes import Task
 from protocol.messages.fields import Purpose
 from protocol.messages.peers import Hello
-from protocol.messages.tasks import Task
 from protocol.names import SegmentKey
 
 ENVELOPE_BYTES = 64 * 1024

@@ -28,10 +28,8 @@ from broker.core.records import (
 from broker.core.tasks import TaskQueue
 from broker.errors import StateBroken
 from protocol.codec import Buffer
-from protocol.messages.delivery import Dropped
+from protocol.messages.episodes import CancelTask, Dropped, Segment, Task
 from protocol.messages.peers import Hello
-from protocol.messages.segments import Segment
-from protocol.messages.tasks import CancelTask, Task
 from protocol.version_line import VersionLine
 
 TOO_LATE = "the deadline of its group has passed"

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from broker.core.ledger import Ledger
 from broker.core.records import TaskLease, TaskRecord
-from protocol.messages.tasks import Task
+from protocol.messages.episodes import Task
 
 
 class Recent:

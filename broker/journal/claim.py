@@ -11,7 +11,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from broker.errors import JournalError
-from protocol.whole_files import sync_folder
+from protocol.files import sync_folder
 
 LOCK = "lock"
 MAX_FILE = (1 << 32) - 1

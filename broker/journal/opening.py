@@ -16,7 +16,7 @@ from broker.errors import JournalError
 from broker.journal.claim import Claim, Mark, read_mark
 from broker.journal.files import DAMAGED, Contents, each_file, numbers, read_unless_released
 from broker.journal.records import FoundRecord, Kind, Loss, Place, Record, file_name
-from protocol.whole_files import sync_folder, write_whole
+from protocol.files import sync_folder, write_whole
 
 ACCEPTED = "accepted-losses.json"
 

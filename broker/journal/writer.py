@@ -18,7 +18,7 @@ from broker.errors import JournalError
 from broker.journal.claim import Claim, Mark
 from broker.journal.records import file_name
 from protocol.codec import Buffer
-from protocol.whole_files import sync_folder
+from protocol.files import sync_folder
 
 MAX_PARTS = os.sysconf("SC_IOV_MAX")
 """Upper limit of the buffers that one call writes without joining them first."""

@@ -30,7 +30,7 @@ from envs.agent.place import LISTEN, EndpointPlace, place_of
 from envs.agent.responses import parse_responses_request, response, response_error_event, response_events
 from envs.agent.session import AgentSession, ConversationFull, SessionGivenUp, SessionOver
 from envs.errors import EnvError
-from protocol.security.http_serving import serving
+from protocol.security.http import serving
 
 BODY_BYTES = 64 * 2**20
 """Largest body of a request."""

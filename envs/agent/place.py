@@ -7,7 +7,7 @@ from typing import NamedTuple
 from envs.errors import EnvError
 from protocol.errors import AddressRefused, KeysUnusable
 from protocol.security.addresses import is_loopback, is_wildcard, split_address
-from protocol.security.http_tls import SERVER_NAME, scheme, server_context
+from protocol.security.http import SERVER_NAME, scheme, server_context
 
 LISTEN = "127.0.0.1:0"
 

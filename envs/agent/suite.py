@@ -18,7 +18,7 @@ from envs.reasoning_gym_suite import task_of
 from envs.rows.reading import DataRow, read_rows
 from envs.rows.splitting import divided, key_of, of_task
 from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file, load_callable
-from protocol.security.http_tls import CERTIFICATE_FILE
+from protocol.security.http import CERTIFICATE_FILE
 
 FILES = ("train", "heldout")
 """Parameters that name a data set."""

@@ -10,7 +10,7 @@ import aiohttp
 from envs.errors import EnvError, ServerLost
 from envs.remote.failures import FULL, error_of
 from envs.remote.wire import BODY_BYTES, decoded, encoded
-from protocol.security.http_tls import Access
+from protocol.security.http import Access
 
 RETRY_S = 0.25
 """Time between two attempts to reach a server."""

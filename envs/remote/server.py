@@ -30,7 +30,7 @@ from envs.remote.episodes import CLOSE_S, begin, end, play
 from envs.remote.failures import FAILED, FULL, SERVICE, UNKNOWN, failure_body
 from envs.remote.sessions import NAME_LENGTH, RemoteAnswer, RemoteSession, RemoteSessions
 from envs.remote.wire import BODY_BYTES, GIVEN_UP, PROTOCOL, decoded, encoded, facts_body
-from protocol.security.http_token import require_token
+from protocol.security.http import require_token
 
 log = logging.getLogger(__name__)
 

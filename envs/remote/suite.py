@@ -20,7 +20,7 @@ from envs.remote.wire import GIVEN_UP, facts_of, result_of
 from envs.user_code import absolute_beside_run_file
 from protocol.gauges import Gauge, table
 from protocol.security.addresses import is_loopback
-from protocol.security.http_tls import access
+from protocol.security.http import access
 
 GAUGES = table(
     [Gauge("servers_lost_total", "calls", "calls that no environment server answered, of `remote`", "total")]

@@ -19,7 +19,7 @@ from envs.blame import in_one_line
 from envs.errors import EnvError, ServiceFailed
 from envs.rows.reward_functions import RewardFunction
 from envs.user_code import load_callable
-from protocol.orphans import die_with_parent
+from protocol.processes import die_with_parent
 
 if TYPE_CHECKING:
     from pebble import ProcessPool

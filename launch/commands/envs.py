@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from actors.environments.live_suite import LiveSuite
+from actors.environments import LiveSuite
 from actors.errors import Infrastructure
 from envs.base import Suite
 from envs.errors import EnvError, ServiceFailed
@@ -24,8 +24,7 @@ from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
 from protocol.errors import AddressRefused, KeysUnusable
 from protocol.security.addresses import is_loopback, split_address
-from protocol.security.http_serving import serving
-from protocol.security.http_tls import scheme
+from protocol.security.http import scheme, serving
 
 log = logging.getLogger(__name__)
 

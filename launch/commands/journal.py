@@ -24,7 +24,7 @@ from launch.run_folder import JOURNAL
 from protocol import names
 from protocol.codec import decode_segment
 from protocol.errors import ProtocolError
-from protocol.messages.segments import Segment
+from protocol.messages.episodes import Segment
 
 MAX_LINE = 200
 

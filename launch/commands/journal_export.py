@@ -14,9 +14,9 @@ from launch.errors import LaunchError
 from protocol.arrays import Arrays
 from protocol.codec import decode_segment, unpack_arrays
 from protocol.errors import ProtocolError
-from protocol.messages.segments import Reward, Segment, TurnMark
+from protocol.files import whole_file
+from protocol.messages.episodes import Reward, Segment, TurnMark
 from protocol.weights.format import layout
-from protocol.whole_files import whole_file
 
 DTYPES = {"i2": "I16", "i4": "I32", "i8": "I64", "u1": "U8", "f4": "F32", "f8": "F64"}
 

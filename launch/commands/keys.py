@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _do(args: argparse.Namespace) -> list[str]:
     from protocol.security import key_files
-    from protocol.security.http_token import authorization_header
+    from protocol.security.http import authorization_header
     from protocol.security.keys import ROLES
 
     folder, name = args.folder, getattr(args, "name", "")

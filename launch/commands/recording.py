@@ -13,10 +13,8 @@ from launch.errors import RecordingError
 from learner.retrain.recorded import RecordedStep, RecordedUnit
 from protocol import names
 from protocol.codec import decode_segment
-from protocol.messages.delivery import Deliver
+from protocol.messages.episodes import Deliver, Segment, Task
 from protocol.messages.peers import Hello
-from protocol.messages.segments import Segment
-from protocol.messages.tasks import Task
 from protocol.names import SegmentKey
 
 Forks = tuple[tuple[int, int], ...]

@@ -32,7 +32,7 @@ from launch.supervise.posts import LEARNER
 from launch.supervise.summary import read_metrics
 from launch.supervise.supervisor import await_broker
 from launch.supervise.terminal.panel import Panel
-from protocol.messages.generators import GeneratorInfo
+from protocol.messages.peers import GeneratorInfo
 
 LOOK_S = 0.5
 LEAST_STEPS = 8

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from actors.errors import ActorError
-from actors.generator_client.pool import GeneratorPool
-from actors.generator_client.turn_request import TurnRequest
+from actors.generator_client import GeneratorPool, TurnRequest
 from launch.errors import LaunchError
-from protocol.messages.generators import GeneratorInfo
-from protocol.messages.tasks import Sampling
+from protocol.messages.episodes import Sampling
+from protocol.messages.peers import GeneratorInfo
 
 NO_STOP = (2_000_000_000,)
 """A token past every vocabulary, so that answers end by their length alone."""

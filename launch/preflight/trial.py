@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from actors.environments.results import check_conversation, finite_rewards
-from actors.environments.runner import EnvironmentRunner
+from actors.env_results import check_conversation, finite_rewards
+from actors.environments import EnvironmentRunner
 from actors.errors import ActorError
 from actors.render import Renderer
 from envs.base import ChatMessage, Env, HasFacts, HasTools, Split, StepResult, Suite, SuiteFacts, ToolSchema

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launch.processes.kernel import families, oom_kills
 from launch.supervise.health import Vitals
-from protocol.orphans import die_with_parent
+from protocol.processes import die_with_parent
 
 KILL_ALL_S = 2.0
 """Longest wait of `kill_all`."""

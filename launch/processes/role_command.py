@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launch.processes.ports import free_port
 from learner.config import LearnerConfig
-from protocol.gpu_lock import VARIABLE
+from protocol.processes import VARIABLE
 
 RENDEZVOUS_S = 600.0
 """Longest time that the hosts of a learner wait for each other. Then those that are there end."""
@@ -43,7 +43,7 @@ def role_environment(threads: int, *, local_model: bool, crowded: bool = False) 
 
 
 def gpu_lock(run_dir: Path) -> dict[str, str]:
-    """Return the environment by which a process takes part in the lock on shared GPUs, see `protocol.gpu_lock`."""
+    """Return the environment by which a process takes part in the lock on shared GPUs, see `protocol.processes`."""
     return {VARIABLE: str(run_dir / "gpu-lock")}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from launch.errors import NoAnswer
 from protocol.errors import KeysUnusable
-from protocol.security.http_tls import access, scheme
+from protocol.security.http import access, scheme
 
 INTERVAL_S = 1.0
 TIMEOUT_S = 1.5

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from actors.generator.weights.cache_folder import CACHE_PREFIX
+from actors.generator.weights.cache import CACHE_PREFIX
 from actors.generator.weights.staging import STAGE_PREFIX
 from launch.errors import ConfigError
 from learner.run_files import SHARED_MEMORY, weights_folder
 from protocol.errors import NameTaken
-from protocol.private_paths import open_private_file
+from protocol.files import open_private_file
 
 OWNER = ".owner"
 LOCK_S = 5.0

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from launch.supervise.health import PEERS, role_of
-from protocol.whole_files import write_whole
+from protocol.files import write_whole
 
 FILE = ".start-seconds.json"
 """File in the folder of run folders: seconds from start to join in the last run, by role."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.supervise.posts import Post
-from protocol.whole_files import write_whole
+from protocol.files import write_whole
 
 STATE_FILE = "supervisor.json"
 

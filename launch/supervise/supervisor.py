@@ -25,7 +25,7 @@ from launch.supervise.summary import Course, Summary, write_summary
 from launch.supervise.terminal.panel import Panel
 from learner.checkpoints.checkpoint_files import step_back
 from learner.run_files import CHECKPOINTS, METRICS, RESULT
-from protocol.security.http_tls import scheme
+from protocol.security.http import scheme
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from blake3 import blake3
 from msgspec import Struct
 
 from learner.errors import CheckpointError
-from protocol import whole_files
-from protocol.whole_files import sync_file
+from protocol import files
+from protocol.files import sync_file
 
 LATEST = "latest"
 STEPPED_BACK = "stepped_back"
@@ -132,8 +132,8 @@ def step_back(folder: Path, step: int) -> None:
     """
     name = find(folder, step)
     # The mark comes first: without it, the broker refuses a learner that continues at a lower step.
-    whole_files.write_whole(folder / STEPPED_BACK, name)
-    whole_files.write_whole(folder / LATEST, name)
+    files.write_whole(folder / STEPPED_BACK, name)
+    files.write_whole(folder / LATEST, name)
 
 
 def stepped_back(folder: Path) -> bool:
@@ -274,7 +274,7 @@ def latest_name(folder: Path) -> str:
 def mark_latest(folder: Path, name: str) -> None:
     """Point to a checkpoint that is completely written, and delete all others except the previous one."""
     previous = (folder / LATEST).read_text(encoding="utf-8").strip() if (folder / LATEST).exists() else ""
-    whole_files.write_whole(folder / LATEST, name)
+    files.write_whole(folder / LATEST, name)
     (folder / STEPPED_BACK).unlink(missing_ok=True)
     for other in folder.glob("step*"):
         if other.name not in (name, previous):

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from learner.errors import CheckpointError
+from protocol.files import whole_file
 from protocol.weights.format import layout
-from protocol.whole_files import whole_file
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Names of AdamW's averages, which torch has, too."""

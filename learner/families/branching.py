@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from learner.families.family import ChildTask, Settled, TaskFamily
 from learner.families.family_config import BranchFamily
 from learner.trajectory import Trajectory
+from protocol.messages.episodes import TaskStart
 from protocol.messages.fields import MAX_PREFIX_BYTES
-from protocol.messages.tasks import TaskStart
 
 
 def surprisal(t: Trajectory, turn: int, tokens: int) -> float:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from learner.trajectory import Trajectory
 from learner.units import Unit, UnitPart
 from protocol import names
-from protocol.messages.tasks import TaskStart
+from protocol.messages.episodes import TaskStart
 
 UNBEGUN = "without_note"
 """Outcome of a member that an actor of an earlier version played without the note or the prefix of its task."""

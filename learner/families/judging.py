@@ -13,8 +13,8 @@ from learner.families.answer_config import ANSWERS, JudgeFamily
 from learner.families.drafts import AnswerText, answer_of
 from learner.families.family import ChildTask, Settled, TaskFamily, member_of
 from learner.trajectory import Trajectory
+from protocol.messages.episodes import Reward
 from protocol.messages.fields import MAX_TEXT
-from protocol.messages.segments import Reward
 
 JUDGED, AGREEMENT = "judged", "agreement"
 """Names of the rewards of an answer that has no reference, and of a judgement of answers that have one."""

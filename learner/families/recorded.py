@@ -9,7 +9,7 @@ from learner.families.family_config import FamilyConfig
 from learner.families.reactions import settle
 from learner.units import Unit
 from protocol import names
-from protocol.messages.tasks import Task
+from protocol.messages.episodes import Task
 
 
 def joined(

@@ -10,8 +10,8 @@ from learner.families.answer_config import FUTURE, RefineFamily
 from learner.families.drafts import AnswerText
 from learner.families.family import ChildTask, Settled, TaskFamily, member_of
 from learner.trajectory import Trajectory
+from protocol.messages.episodes import Turn
 from protocol.messages.fields import MAX_TEXT
-from protocol.messages.segments import Turn
 
 
 def shown_turns(t: Trajectory, horizon: int) -> list[Turn]:

@@ -15,9 +15,8 @@ from learner.families.family_config import ATTEMPT, REFLECTION, RetryFamily
 from learner.families.hints import is_solved
 from learner.families.transcripts import filled, first_answer, transcript
 from learner.trajectory import Trajectory
+from protocol.messages.episodes import TaskStart, Turn
 from protocol.messages.fields import MAX_PREFIX_BYTES
-from protocol.messages.segments import Turn
-from protocol.messages.tasks import TaskStart
 
 OUTCOME = "reflection"
 """Outcome of reflections."""

@@ -10,12 +10,10 @@ from learner.intake.commit_sender import CommitSender
 from learner.intake.deliveries import receive
 from learner.intake.intake import Intake
 from learner.intake.task_messages import messages_of, minor_of, refuse_older_broker
-from protocol.link import ThreadLink
-from protocol.messages.any_message import AnyMessage
-from protocol.messages.delivery import CheckpointWanted, Deliver, DeliveryCredit, Held
-from protocol.messages.peers import Drain, Refused
-from protocol.messages.tasks import Task
-from protocol.messages.weights import PublishWeights
+from protocol.codec import AnyMessage
+from protocol.messages.episodes import CheckpointWanted, Deliver, DeliveryCredit, Held, Task
+from protocol.messages.peers import Drain, PublishWeights, Refused
+from protocol.sockets import ThreadLink
 
 log = logging.getLogger(__name__)
 

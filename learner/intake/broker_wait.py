@@ -7,7 +7,7 @@ from learner.config import LearnerConfig
 from learner.errors import NoData, Stopped
 from learner.intake.broker_connection import BrokerConnection
 from learner.intake.intake import Intake
-from protocol.link import ThreadLink
+from protocol.sockets import ThreadLink
 
 POLL_S = 0.2
 TIME_LIMIT = "time limit"

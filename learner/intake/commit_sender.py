@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from learner.config import LearnerConfig
 from learner.intake.intake import Intake
 from learner.units import Unit
-from protocol.link import ThreadLink
-from protocol.messages.delivery import Checkpointed, Commit
+from protocol.messages.episodes import Checkpointed, Commit
+from protocol.sockets import ThreadLink
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from learner.config import LearnerConfig
 from learner.families.family import ChildTask
 from learner.settings.evaluation import EvaluationConfig
 from protocol import names
-from protocol.messages.tasks import Sampling, Task
+from protocol.messages.episodes import Sampling, Task
 
 
 @dataclass

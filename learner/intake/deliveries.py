@@ -12,10 +12,9 @@ from learner.trajectory import Trajectory
 from learner.units import RECOMMITTED, Unit
 from protocol import names
 from protocol.arrays import SegmentArrays
-from protocol.codec import decode_delivery
+from protocol.codec import AnyMessage, decode_delivery
 from protocol.errors import ProtocolError
-from protocol.messages.any_message import AnyMessage
-from protocol.messages.delivery import Deliver, Dropped
+from protocol.messages.episodes import Deliver, Dropped
 from protocol.messages.peers import QueueStats
 
 log = logging.getLogger(__name__)

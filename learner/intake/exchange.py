@@ -14,9 +14,9 @@ from learner.intake.intake import Intake
 from learner.settings.evaluation import EvaluationConfig
 from learner.trajectory import Trajectory
 from learner.units import Unit
-from protocol.link import ThreadLink
-from protocol.messages.tasks import Task
-from protocol.messages.weights import PublishWeights
+from protocol.messages.episodes import Task
+from protocol.messages.peers import PublishWeights
+from protocol.sockets import ThreadLink
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ from learner.intake.unit_commits import UnitCommits
 from learner.trajectory import RouteLayers, Trajectory
 from learner.units import Counts, Unit, newest_version
 from protocol import names
-from protocol.messages.delivery import Commit
-from protocol.messages.tasks import Task
+from protocol.messages.episodes import Commit, Task
 from protocol.version_line import VersionLine
 
 SAMPLED = "generator/tokens_total"

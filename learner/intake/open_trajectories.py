@@ -15,7 +15,7 @@ from protocol import names
 from protocol.arrays import Arrays, SegmentArrays
 from protocol.codec import decode_segment, encode_arrays, unpack_arrays
 from protocol.errors import ProtocolError
-from protocol.messages.segments import Segment
+from protocol.messages.episodes import Segment
 
 State = Literal["open", "broken", "ended"]
 

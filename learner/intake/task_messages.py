@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from learner.errors import BrokerRefused
 from protocol.codec import MAJOR, MAX_HEADER_BYTES
-from protocol.messages.tasks import PutTasks, Task
+from protocol.messages.episodes import PutTasks, Task
 
 TASKS_PER_MESSAGE = 512
 TASK_BYTES = 2_048

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from learner.intake.commit_memory import CommitMemory
 from learner.units import Unit
-from protocol.messages.delivery import Commit
+from protocol.messages.episodes import Commit
 
 
 @dataclass

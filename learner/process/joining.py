@@ -9,10 +9,10 @@ from pathlib import Path
 from learner.config import LearnerConfig
 from learner.errors import BrokerRefused
 from protocol.errors import LinkDown
-from protocol.link import ThreadLink
 from protocol.messages.fields import DeliveryUnit
 from protocol.messages.peers import Hello
 from protocol.session import Progress
+from protocol.sockets import ThreadLink
 
 JOIN_TIMEOUT_S = 60.0
 DELIVERY_UNITS: dict[str, DeliveryUnit] = {

@@ -9,7 +9,7 @@ from learner.config import LearnerConfig
 from learner.errors import ModelUnusable
 from learner.process.stopping import Stop, leave
 from protocol.errors import WeightsError
-from protocol.weights.model_folder import check_names
+from protocol.weights.format import check_names
 
 if TYPE_CHECKING:
     from learner.process.shared_gpu import SharedGpu

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from learner.errors import GpuKept
-from protocol.gpu_lock import GpuLock
+from protocol.processes import GpuLock
 
 
 class SharedGpu:
-    """The learner's side of `protocol.gpu_lock`: generators sleep while it has the GPUs alone.
+    """The learner's side of `protocol.processes`: generators sleep while it has the GPUs alone.
 
     Args:
         lock: None: nobody sleeps.

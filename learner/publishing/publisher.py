@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING
 
 from learner.errors import NotAnnounced
 from learner.run_files import PublishedVersion, newest_epoch, read_published, weights_folder, write_published
-from protocol.messages.weights import PublishWeights
-from protocol.private_paths import taken
-from protocol.weights.files import NewVersion
+from protocol.files import taken
+from protocol.messages.peers import PublishWeights
+from protocol.weights.files import NewVersion, PreallocatedFile
 from protocol.weights.format import retire
-from protocol.weights.preallocated import PreallocatedFile
 
 if TYPE_CHECKING:
     from learner.publishing.weight_copy import OutgoingWeights

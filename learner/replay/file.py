@@ -14,7 +14,7 @@ from learner.trajectory import Trajectory
 from learner.units import Unit
 from protocol.codec import pack_arrays, unpack_arrays
 from protocol.errors import ProtocolError
-from protocol.messages.array_specs import ArraySpec
+from protocol.messages.fields import ArraySpec
 
 FORMAT = 1
 

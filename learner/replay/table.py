@@ -28,7 +28,7 @@ from learner.replay.rules import (
     Selector,
 )
 from learner.settings.replay import ReplayConfig
-from protocol.whole_files import write_whole
+from protocol.files import write_whole
 
 Cause = Literal["age", "uses", "capacity", "prompt", "stopped"]
 

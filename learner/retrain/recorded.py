@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protocol.messages.delivery import Deliver
-from protocol.messages.tasks import Task
+from protocol.messages.episodes import Deliver, Task
 
 
 class RecordedUnit(NamedTuple):

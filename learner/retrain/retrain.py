@@ -20,8 +20,8 @@ from learner.run_files import PublishedVersion
 from learner.trainer import Trainer
 from learner.units import Unit
 from learner.update.engine import TrainingEngine
-from protocol.messages.tasks import Task
-from protocol.messages.weights import PublishWeights
+from protocol.messages.episodes import Task
+from protocol.messages.peers import PublishWeights
 from protocol.version_line import VersionLine
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from learner.samples.sample import (
 from learner.samples.texts import PART_CHARS, Decode, parts_of
 from learner.trajectory import Trajectory
 from protocol import names
-from protocol.whole_files import write_whole
+from protocol.files import write_whole
 
 log = logging.getLogger(__name__)
 

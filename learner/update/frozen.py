@@ -14,7 +14,7 @@ from learner.update.batching.batch import Batch
 from learner.update.batching.micro_batch import MicroBatch
 from learner.update.device.fused_layers import Agree, fuse_layers
 from learner.update.policy import PolicyModule, micro_batch_inputs
-from protocol.whole_files import whole_file
+from protocol.files import whole_file
 
 
 class FrozenPolicy:

@@ -24,7 +24,7 @@ from learner.errors import HostsDiffer
 from learner.update.batching.batch import Batch, BatchBranches, BatchRoutes
 from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN
 from protocol.codec import pack_arrays, unpack_arrays
-from protocol.messages.array_specs import ArraySpec
+from protocol.messages.fields import ArraySpec
 
 COLUMN = "column."
 """Prefix of the arrays that are columns of a batch."""

@@ -1,4 +1,4 @@
-"""The base class of all messages, and the types of their fields with bounds."""
+"""The base class of all messages, the types of their fields with bounds, and where an array lies in a body."""
 
 from typing import Annotated, Any, Literal
 
@@ -55,3 +55,20 @@ Summand = Annotated[int, Meta(ge=0, le=2**40)]
 
 class Message(Struct, tag_field="type", frozen=True, kw_only=True, omit_defaults=True):
     """Base of all messages."""
+
+
+class ArraySpec(Struct, frozen=True, array_like=True):
+    """One array of a body frame: little-endian ``dtype``, ``length`` elements, from byte ``offset`` on.
+
+    `protocol.codec.pack_arrays` writes all fields at the sender, `unpack_arrays` reads them at the receiver.
+    The broker reads them to check that the arrays of a segment are complete and fit into the body. "i2" exists since
+    4.4.
+    """
+
+    name: Label
+    dtype: Literal["i2", "i4", "i8", "u1", "f4", "f8"]
+    length: Count
+    offset: Count
+
+
+ArraySpecs = Annotated[list[ArraySpec], Meta(max_length=MAX_ARRAYS)]

@@ -11,16 +11,18 @@ from typing import NamedTuple
 import zmq
 
 from protocol.errors import KeysUnusable
-from protocol.security.http_tls import (
+from protocol.files import write_whole
+from protocol.security.http import (
     CERTIFICATE_FILE,
     PRIVATE_FILE,
+    TOKEN_BYTES,
+    TOKEN_FILE,
     certificate_of,
     new_private_key,
+    read_tokens,
     server_context,
 )
-from protocol.security.http_token import TOKEN_BYTES, TOKEN_FILE, read_tokens
 from protocol.security.keys import ROLES, KeyRole, key_pair, principal, read_key
-from protocol.whole_files import write_whole
 
 HTTP, TLS = "http", "tls"
 """Names that stand for the token and for the certificate of HTTP servers, beside the names of keys."""

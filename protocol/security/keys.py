@@ -1,11 +1,4 @@
-"""Keys of a run on disk: one CURVE pair per role, further pairs for single peers, and a token for HTTP.
-
-A keys folder holds ``NAME.pub`` and ``NAME.secret``, each one line of Z85. NAME is a role, or a role, a dash
-and more. In the second case the key is valid only for peers of this name, and no other key is valid for them.
-``NAME@1.pub`` is an earlier key of NAME that is still admitted. The public keys in a folder are the list of
-admitted keys of the broker, which tells generators and actors the public keys of each other. So a host needs
-its own secret key and ``broker.pub``, and no other key.
-"""
+"""Keys of a run on disk: a CURVE pair per role, further pairs for single peers; and checks of all files of keys."""
 
 import logging
 import os
@@ -19,7 +12,35 @@ from typing import Literal, NamedTuple
 import zmq
 
 from protocol.errors import KeysUnusable
-from protocol.security.key_checks import refuse_changeable, refuse_open_secret
+
+
+def refuse_open_secret(path: Path, mode: int) -> None:
+    """Raise KeysUnusable if others can read or change a secret, or its group can change it.
+
+    Args:
+        mode: mode of the file, from `os.stat`.
+    """
+    if mode & 0o027:
+        raise KeysUnusable(
+            f"{path}: mode {stat.S_IMODE(mode):o} lets others read or change it; do `chmod 600 {path}`"
+        )
+
+
+def refuse_changeable(path: Path, mode: int) -> None:
+    """Raise KeysUnusable if others, or its group, can change a file that everybody may read."""
+    if mode & 0o022:
+        raise KeysUnusable(
+            f"{path}: mode {stat.S_IMODE(mode):o} lets others change it; do `chmod go-w {path}`"
+        )
+
+
+def unreadable(path: Path, error: OSError) -> KeysUnusable:
+    """Return the error to raise if a file of HTTP (token, certificate, private key) cannot be read."""
+    return KeysUnusable(
+        f"{path}: cannot be read ({error.strerror}); make it with `offbeat keys make {path.parent}`, or copy the keys "
+        "folder of the run to this host"
+    )
+
 
 log = logging.getLogger(__name__)
 

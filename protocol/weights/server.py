@@ -1,14 +1,4 @@
-"""HTTP server of versions, with ranges, for the learner's folder or for versions that a host has fetched.
-
-::
-
-    GET /                                        JSON: run, versions held open, transfers
-    GET /v1/EPOCH/VERSION/manifest               manifest.msgpack
-    GET /v1/EPOCH/VERSION/manifest?base=E.V.ROOT manifest of a delta from version V, if it is small
-    GET /v1/EPOCH/VERSION/data[?base=E.V.ROOT]   the data file, or the delta; takes a Range header
-
-Status 202 with Retry-After: the version is being prepared. 404: not held. 503: too many transfers.
-"""
+"""HTTP server of versions, with ranges, for the learner's folder or for versions that a host has fetched."""
 
 import asyncio
 import contextlib
@@ -16,20 +6,152 @@ import json
 import logging
 import os
 import re
+import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import IO
 
+import msgspec
 from aiohttp import web
 
 from protocol.errors import WeightsError
 from protocol.security.addresses import is_wildcard
-from protocol.security.http_serving import serving as serving_http
-from protocol.security.http_tls import scheme
-from protocol.security.http_token import require_token
-from protocol.weights.format import Base
-from protocol.weights.open_versions import Locate, OpenVersion, VersionKey, VersionOpener, versions_to_close
+from protocol.security.http import require_token, scheme
+from protocol.security.http import serving as serving_http
+from protocol.weights.files import LARGEST_SHARE, digests, make_delta
+from protocol.weights.format import DATA, MANIFEST, Base, Manifest, parse_manifest, read_manifest, same_layout
+
+IDLE_S = 60.0
+"""Seconds without a request after which a version is closed."""
+MAX_NAMELESS = 2
+"""Upper limit of the deleted versions that are kept open, and of the deltas."""
+
+Locate = Callable[[int, int], Path]
+"""Function that returns the folder of a version (epoch, number), whether or not it exists."""
+
+
+@dataclass(eq=False)
+class OpenVersion:
+    """An open file to transfer, and the manifest that lists its chunks."""
+
+    manifest: Manifest
+    encoded: bytes
+    file: IO[bytes]
+    used: float = 0.0
+    transfers: int = 0
+    """Number of transfers that are going on now."""
+
+    @property
+    def nameless(self) -> bool:
+        """Whether the file has no name any more, so that closing it frees its memory."""
+        return os.fstat(self.file.fileno()).st_nlink == 0
+
+
+class VersionOpener:
+    """Opener of versions and maker of deltas.
+
+    Its methods block. Several threads may call them at the same time for different keys.
+
+    Args:
+        run: name of the run; versions of a different run are refused.
+        locate: returns the folder of a version. Only whole versions lie there: a rename puts them there.
+        scratch: folder for deltas, which have no names there; on the same memory as the versions.
+    """
+
+    def __init__(
+        self, run: str, locate: Locate, scratch: Path, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._run, self._locate, self._scratch, self._clock = run, locate, scratch, clock
+
+    def open(self, epoch: int, version: int) -> OpenVersion:
+        """Open a whole version.
+
+        Raises:
+            WeightsError: it is not there (any more), or its folder holds something else.
+        """
+        folder = self._locate(epoch, version)
+        manifest = read_manifest(folder / MANIFEST)
+        if (manifest.run, manifest.epoch, manifest.version) != (self._run, epoch, version):
+            raise WeightsError(
+                f"{folder} holds epoch {manifest.epoch} version {manifest.version} of run {manifest.run!r}"
+            )
+        try:
+            file = open(folder / DATA, "rb")  # noqa: SIM115 (held open while it is served)
+        except OSError as error:
+            raise WeightsError(f"{folder}: {error}") from None
+        try:
+            size = os.fstat(file.fileno()).st_size
+            if size != manifest.nbytes:
+                raise WeightsError(f"{folder}: {DATA} has {size} bytes, its manifest says {manifest.nbytes}")
+        except BaseException:
+            file.close()
+            raise
+        return self._held(manifest, file)
+
+    def replaced(self, epoch: int, version: int, held: OpenVersion | None) -> bool:
+        """Return whether a different file lies now where ``held`` was opened; False if no file lies there."""
+        if held is None:
+            return False
+        try:
+            now = (self._locate(epoch, version) / DATA).stat()
+        except OSError:
+            return False
+        return not os.path.samestat(now, os.fstat(held.file.fileno()))
+
+    def delta(self, new: OpenVersion, base: OpenVersion) -> OpenVersion | None:
+        """Make the delta from ``base`` to ``new``; return None if the whole version is the better choice."""
+        if not same_layout(base.manifest.tensors, new.manifest.tensors):
+            return None
+        nbytes = new.manifest.nbytes
+        file = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115 (held open while it is served)
+        try:
+            size = make_delta(
+                base.file.fileno(),
+                new.file.fileno(),
+                nbytes,
+                file.fileno(),
+                largest=int(nbytes * LARGEST_SHARE),
+            )
+            if size is None:
+                file.close()
+                return None
+            manifest = msgspec.structs.replace(
+                new.manifest,
+                encoding="xor-zstd",
+                base=base.manifest.as_base,
+                delta_bytes=size,
+                delta_chunks=digests(file.fileno(), size, new.manifest.chunk_bytes),
+            )
+        except BaseException:
+            file.close()
+            raise
+        return self._held(manifest, file)
+
+    def _held(self, manifest: Manifest, file: IO[bytes]) -> OpenVersion:
+        encoded = msgspec.msgpack.encode(manifest)
+        # Serve nothing that clients would refuse.
+        parse_manifest(encoded, f"version {manifest.version}")
+        return OpenVersion(manifest, encoded, file, self._clock())
+
+
+VersionKey = tuple[int, int, Base | None]
+"""Epoch, version, and the base of the delta; None: the whole version."""
+
+
+def versions_to_close(held: dict[VersionKey, OpenVersion], now: float) -> list[VersionKey]:
+    """Return what to close: idle versions, and the longest unused nameless ones beyond `MAX_NAMELESS`."""
+    free = sorted((key for key in held if not held[key].transfers), key=lambda key: held[key].used)
+    gone = [key for key in free if now - held[key].used > IDLE_S]
+    for deltas in (False, True):
+        nameless = [key for key in held if (key[2] is not None) == deltas and held[key].nameless]
+        closable = [key for key in free if key in nameless and key not in gone]
+        excess = len([key for key in nameless if key not in gone]) - MAX_NAMELESS
+        gone += closable[: max(0, excess)]
+    return gone
+
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +189,7 @@ class WeightsServer:
     Args:
         run: name of the run.
         locate: returns the folder of a version.
-        scratch: folder for deltas, see `protocol.weights.open_versions.VersionOpener`.
+        scratch: folder for deltas, see `protocol.weights.server.VersionOpener`.
         keys: keys folder of the run, for its token and certificate; None: no token, and nothing is encrypted.
     """
 

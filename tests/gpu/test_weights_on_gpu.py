@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.generator.weights.file_ahead import file_bytes
 from actors.generator.weights.staging import tensor_table
-from actors.generator.weights.to_device import DeviceReader, free_bytes
+from actors.generator.weights.tensors import DeviceReader, file_bytes, free_bytes
 from learner.publishing.publisher import Publisher
 from learner.publishing.weight_copy import CopyStream, OutgoingWeights, register
 from protocol.weights.format import DATA, read_manifest

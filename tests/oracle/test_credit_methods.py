@@ -28,7 +28,7 @@ from learner.units import Unit
 from learner.update.credit_assignment import Estimates, assign_credit
 from learner.update.objective.objective import make_objective
 from learner.update.objective.tokens import Adaptive, Tokens
-from protocol.messages.segments import Reward, TurnMark
+from protocol.messages.episodes import Reward, TurnMark
 from tests.oracle.test_credit_recipes import FILES, firsts_of, gradient, group_of, normal, turns_of
 from tests.trajectories import make_turns
 

@@ -16,7 +16,7 @@ from learner.credit.compared import anchor_histories
 from learner.credit.rewards.composition import composed
 from learner.settings.algorithm import AlgorithmConfig
 from learner.update.credit_assignment import assign_credit
-from protocol.messages.segments import TurnMark
+from protocol.messages.episodes import TurnMark
 from tests.trajectories import VOCABULARY, make_turns
 
 RNG = np.random.default_rng(47)

@@ -23,9 +23,8 @@ from learner.settings.algorithm import AlgorithmConfig
 from learner.units import Unit
 from learner.update.credit_assignment import assign_credit
 from protocol import names
+from protocol.messages.episodes import Reward, Task, Turn
 from protocol.messages.fields import MAX_TEXT
-from protocol.messages.segments import Reward, Turn
-from protocol.messages.tasks import Task
 from tests.trajectories import make_trajectory, make_turns
 
 SOLUTION = "".join(chr(33 + i % 90) for i in range(100))

@@ -18,8 +18,8 @@ from learner.families.reactions import Surroundings, react, settle
 from learner.families.recorded import joined
 from learner.units import Unit
 from learner.update.credit_assignment import assign_credit
+from protocol.messages.episodes import Reward
 from protocol.messages.fields import MAX_TEXT
-from protocol.messages.segments import Reward
 from tests.oracle.test_credit_recipes import gradient
 from tests.trajectories import VOCABULARY, make_trajectory
 

@@ -19,8 +19,8 @@ from learner.families.transcripts import filled, own_lines, transcript
 from learner.trajectory import Trajectory
 from learner.units import Unit
 from protocol import names
+from protocol.messages.episodes import Reward, Turn
 from protocol.messages.fields import MAX_PREFIX_BYTES, MAX_TEXT
-from protocol.messages.segments import Reward, Turn
 from tests.oracle.test_credit_recipes import firsts_of, group_of
 
 RNG = np.random.default_rng(61)

@@ -16,8 +16,7 @@ from learner.intake.curriculum import Curriculum
 from learner.intake.deliveries import receive
 from learner.intake.intake import Intake
 from protocol.codec import decode, encode_delivery
-from protocol.messages.delivery import Deliver
-from protocol.messages.segments import Reward, TurnMark
+from protocol.messages.episodes import Deliver, Reward, TurnMark
 from protocol.version_line import VersionLine
 from tests.trajectories import make_turns
 from tests.unit.learner.test_reward_weights import member

@@ -20,7 +20,7 @@ from learner.algorithms.values import (
 )
 from learner.settings.algorithm import AlgorithmConfig
 from learner.update.credit_assignment import Estimates, assign_credit
-from protocol.messages.segments import Reward, Turn
+from protocol.messages.episodes import Reward, Turn
 from tests.trajectories import make_trajectory
 
 RNG = np.random.default_rng(31)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from actors import actor as module
 from actors.actor import Actor
 from actors.config import ActorConfig
-from actors.uplink.leased_episodes import LeasedEpisodes
+from actors.uplink import LeasedEpisodes
 from broker.core.tasks import REJECTED_WAIT_S
 from protocol.codec import encode
 from protocol.messages.peers import Hello, Welcome

@@ -13,11 +13,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from protocol.codec import decode_segment
-from protocol.messages.delivery import Checkpointed, Commit, Deliver, DeliveryCredit, Dropped
-from protocol.messages.peers import Goodbye, Heartbeat
-from protocol.messages.segments import SegmentAck, SegmentCredit
-from protocol.messages.tasks import CancelTask, LeaseTask, TaskCredit, TaskRejected
-from protocol.messages.weights import PublishWeights
+from protocol.messages.episodes import (
+    CancelTask,
+    Checkpointed,
+    Commit,
+    Deliver,
+    DeliveryCredit,
+    Dropped,
+    LeaseTask,
+    SegmentAck,
+    SegmentCredit,
+    TaskCredit,
+    TaskRejected,
+)
+from protocol.messages.peers import Goodbye, Heartbeat, PublishWeights
 from protocol.version_line import MAX_FORKS
 from tests.broker_driver import Driver, evaluation, group, segment_frames
 from tests.property.effort import EFFORT

@@ -12,17 +12,15 @@ from protocol.codec import (
     PRELUDE,
     decode,
     decode_segment,
+    enclose,
     encode,
     encode_arrays,
     pack_arrays,
     unpack_arrays,
 )
-from protocol.envelopes import enclose
 from protocol.errors import Malformed, ProtocolError
-from protocol.messages.delivery import Commit
+from protocol.messages.episodes import Commit, PutTasks, Reward, Sampling, Segment, Task, Turn
 from protocol.messages.peers import Heartbeat, Hello, Refused
-from protocol.messages.segments import Reward, Segment, Turn
-from protocol.messages.tasks import PutTasks, Sampling, Task
 from tests.hearing import heard
 from tests.property.effort import EFFORT
 

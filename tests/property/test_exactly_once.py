@@ -18,7 +18,7 @@ from learner.config import LearnerConfig
 from learner.families.waiting import WaitingFamilies
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
-from protocol.messages.delivery import Dropped
+from protocol.messages.episodes import Dropped
 from protocol.messages.peers import Refused
 from tests.broker_driver import Driver
 from tests.property.effort import EFFORT

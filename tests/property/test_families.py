@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from launch.commands import recording
 from protocol import names
-from protocol.messages.tasks import PutTasks
+from protocol.messages.episodes import PutTasks
 from tests.property.effort import EFFORT
 from tests.property.test_exactly_once import ACTIONS, World
 

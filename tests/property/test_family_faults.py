@@ -15,9 +15,7 @@ from launch.commands import recording
 from learner.families.family import UNBEGUN
 from protocol import names
 from protocol.codec import encode_arrays
-from protocol.messages.delivery import Deliver
-from protocol.messages.segments import Reward, Segment, Turn
-from protocol.messages.tasks import LeaseTask, TaskCredit, TaskRejected
+from protocol.messages.episodes import Deliver, LeaseTask, Reward, Segment, TaskCredit, TaskRejected, Turn
 from tests.property.test_exactly_once import DEATHS, World
 from tests.property.test_families import FamilyWorld
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
-from protocol.messages.tasks import Task
+from protocol.messages.episodes import Task
 
 turns = st.lists(
     st.tuples(st.integers(1, 9), st.lists(st.integers(1, 9), min_size=1, max_size=4)), min_size=1, max_size=6

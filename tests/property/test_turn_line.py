@@ -4,11 +4,11 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from actors.episodes.turn_line import TurnLine
+from actors.play_requests import TurnLine
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
 from learner.segments import assemble
-from protocol.messages.tasks import Task
+from protocol.messages.episodes import Task
 
 TASK = Task(task_id="t", env="e", group_id="g", group_size=1)
 

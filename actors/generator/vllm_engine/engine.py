@@ -1,38 +1,280 @@
-"""Engine on vLLM inside the generator: AsyncLLM runs in this process, vLLM's engine in one child process.
-
-`actors.generator.vllm_engine.settings.prepare_environment` must run before anything imports torch or vllm. This module
-imports them only inside functions, so any code can import it.
-"""
+"""Engine on vLLM inside the generator: AsyncLLM runs in this process, vLLM's engine in one child process."""
 
 import asyncio
 import gc
 import logging
+import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused
 from actors.generator.engine import AlwaysAwake, Request
-from actors.generator.gpus import check_platform
 from actors.generator.requests import stamp
-from actors.generator.vllm_engine.map_ahead import map_ahead
-from actors.generator.vllm_engine.plugin import is_registered
+from actors.generator.vllm_engine.plugin import PARENT, is_registered
 from actors.generator.vllm_engine.routes import RouteReader, allow_on_cpu
-from actors.generator.vllm_engine.settings import (
-    engine_arguments,
-    import_vllm,
-    prepare_environment,
-    warm_up_prompts,
-)
-from actors.generator.vllm_engine.stats import SchedulerGauges, stat_logger, why_crowded
 from actors.generator.weights.staging import tensor_table
 from actors.sampled import FinishReason, Routes, Sampled, nothing
+from protocol.errors import GpuUnusable
 from protocol.messages.fields import KvPolicy
 from protocol.weights.format import Manifest
+
+
+class Platform(Protocol):
+    """The part of vLLM's `current_platform` that is asked."""
+
+    device_type: str
+
+    def device_count(self) -> int:
+        """Return the number of GPUs that vLLM sees."""
+        ...
+
+
+def check_platform(config: GeneratorConfig, platform: Platform) -> None:
+    """Make sure that vLLM computes on GPUs if the generator was given some.
+
+    vLLM takes the CPU, or nothing, where it finds no driver, or was built for the CPU.
+
+    Raises:
+        GpuUnusable: it does not; the generator must not compute on a CPU instead.
+    """
+    if not config.devices:
+        return
+    given = f"the generators were given GPUs ({', '.join(map(str, config.devices))})"
+    cure = (
+        'look at nvidia-smi, and install offbeat with the extra "gpu" into a virtual environment of its own'
+    )
+    if platform.device_type != "cuda":
+        found = platform.device_type or "no device"
+        raise GpuUnusable(f"{given}, but vLLM finds {found} to compute on; {cure}")
+    if (count := platform.device_count()) < config.tensor_parallel_size:
+        raise GpuUnusable(
+            f"{given}, but vLLM sees {count} for this one, and generator.tensor_parallel_size is "
+            f"{config.tensor_parallel_size}; {cure}"
+        )
+
+
+BACKEND = "offbeat_file"
+WORKER_EXTENSION = "actors.generator.vllm_engine.worker.WeightWorker"
+# With vLLM's default of 128, short prompts get no prefix caching at all.
+CPU_BLOCK_SIZE = 32
+CPU_STEP_TOKENS = 512
+"""Most tokens of one step on a CPU. A step cannot be interrupted: new weights, and the first token of a request
+that comes during it, wait for its end. For a model of 135 million parameters such a step takes some seconds."""
+
+
+def prepare_environment(config: GeneratorConfig) -> None:
+    """Set environment variables that vLLM and torch read at import. A value that the user has set wins."""
+    settings = {
+        # One child process instead of two.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # Do not bind threads to cores, because several roles share them.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "OMP_NUM_THREADS": str(config.threads_used),
+    }
+    if config.enforce_eager_used:
+        # Without this the first request would still call a C++ compiler.
+        settings["TORCHDYNAMO_DISABLE"] = "1"
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    os.environ[PARENT] = str(os.getpid())
+
+
+def import_vllm() -> Any:
+    """Return the vllm module.
+
+    Raises:
+        RuntimeError: vLLM cannot be imported. The message says how to repair the installation.
+    """
+    try:
+        import vllm
+    except ImportError as error:
+        raise RuntimeError(
+            f'vLLM cannot be imported ({error}); install offbeat with the extra "cpu" or "gpu"'
+        ) from error
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+        raise RuntimeError(
+            "vLLM cannot be imported: torchvision is built for CUDA, torch for the CPU (torchvision::nms is "
+            "missing). Run: pip uninstall -y torchvision torchaudio torchcodec; or install all three from "
+            "PyTorch's CPU wheel index."
+        ) from error
+    return vllm
+
+
+def engine_arguments(config: GeneratorConfig, *, model: str, seed: int, cpu: bool) -> dict[str, Any]:
+    """Return the arguments for AsyncEngineArgs."""
+    arguments: dict[str, Any] = {
+        "model": model,
+        "skip_tokenizer_init": True,
+        "dtype": config.dtype_used,
+        "seed": seed,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "enforce_eager": config.enforce_eager_used,
+        "block_size": config.block_size or (CPU_BLOCK_SIZE if cpu else None),
+        "enable_prefix_caching": True,
+        # Sampling parameters come from the request, not from the model folder.
+        "generation_config": "vllm",
+        # Log-probabilities under the distribution sampled from. vLLM's default is the raw distribution.
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "enable_return_routed_experts": config.routes,
+        "worker_extension_cls": WORKER_EXTENSION,
+        "weight_transfer_config": {"backend": BACKEND},
+    }
+    if cpu:
+        arguments["kv_cache_memory_bytes"] = config.kv_cache_mb << 20
+        # vLLM wants at least one token for each running request.
+        arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, config.max_num_seqs)
+    else:
+        arguments["gpu_memory_utilization"] = config.gpu_memory_utilization_used
+        arguments["enable_sleep_mode"] = config.sleep_in_updates is True
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def warm_up_prompts(tokens: int, config: GeneratorConfig, vocab_size: int) -> list[list[list[int]]]:
+    """Return two batches of prompts, each with as many tokens as one step computes, as far as requests allow.
+
+    All prompts differ from their first token on, so that no one finds another's keys and values in the cache.
+
+    Example:
+        >>> first, second = warm_up_prompts(512, GeneratorConfig(max_model_len=101), vocab_size=50)
+        >>> [len(prompt) for prompt in first], first[0][:3], second[0][:3]
+        ([100, 100, 100, 100, 100], [0, 1, 2], [5, 6, 7])
+    """
+    length = min(tokens, config.max_model_len - 1)
+    count = max(1, min(config.max_num_seqs, tokens // length))
+    return [
+        [[(turn * count + i + j) % vocab_size for j in range(length)] for i in range(count)]
+        for turn in range(2)
+    ]
+
+
+FULL_SHARE = 0.9
+
+
+@dataclass
+class SchedulerGauges:
+    """Sums over the engine's steps since `take` was last called.
+
+    Two counts are never reset: ``steps_total``, and ``recomputed``, the requests that were computed again from
+    their beginning, because their keys and values were dropped for new weights or for lack of room.
+    """
+
+    steps_total: int = 0
+    steps: int = 0
+    kv_cache: float = 0.0
+    waiting: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    recomputed: int = 0
+
+    def record(self, stats: Any) -> None:
+        """Add the statistics of one step.
+
+        Args:
+            stats: vLLM's ``SchedulerStats``.
+        """
+        self.steps_total += 1
+        self.steps += 1
+        self.kv_cache += stats.kv_cache_usage
+        self.waiting += stats.num_waiting_reqs
+        if (prefix := stats.prefix_cache_stats) is not None:
+            self.prompt_tokens += prefix.queries
+            self.cached_tokens += prefix.hits
+            self.recomputed += prefix.preempted_requests
+
+    def take(self) -> dict[str, float]:
+        """Return the gauges since the last call, and start the sums anew.
+
+        They are the mean share of the KV cache in use, the mean number of requests that wait for a place in
+        the engine, the share of new prompts' tokens whose keys and values were cached, and the total of
+        ``recomputed``.
+        """
+        steps = max(1, self.steps)
+        gauges = {
+            "kv_cache_share": self.kv_cache / steps,
+            "waiting_requests": self.waiting / steps,
+            "prefix_hit_share": self.cached_tokens / max(1, self.prompt_tokens),
+            "recomputed_total": float(self.recomputed),
+        }
+        self.steps = self.prompt_tokens = self.cached_tokens = 0
+        self.kv_cache = self.waiting = 0.0
+        return gauges
+
+
+def why_crowded(gauges: Mapping[str, float]) -> str:
+    """Return advice if requests wait because the KV cache is full, else "".
+
+    >>> why_crowded({"kv_cache_share": 0.97, "waiting_requests": 12.0})[:52]
+    'the KV cache is full (97 %), and 12 requests wait fo'
+    >>> why_crowded({"kv_cache_share": 0.5, "waiting_requests": 12.0})
+    ''
+    """
+    if gauges["kv_cache_share"] < FULL_SHARE or gauges["waiting_requests"] < 1:
+        return ""
+    return (
+        f"the KV cache is full ({100 * gauges['kv_cache_share']:.0f} %), and {gauges['waiting_requests']:.0f} requests "
+        "wait for room; those that run may have to be computed again. Give it more (generator.kv_cache_mb on a "
+        "CPU, generator.gpu_memory_utilization on a GPU), or lower generator.max_num_seqs"
+    )
+
+
+def stat_logger(gauges: SchedulerGauges) -> type:
+    """Return a class for ``stat_loggers`` of AsyncLLM that records into ``gauges`` and does nothing else.
+
+    It derives from vLLM's Prometheus logger. Otherwise vLLM would add that logger, which costs far more.
+    """
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+    class StatsRecorder(PrometheusStatLogger):  # type: ignore[misc]
+        def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
+            pass
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
+            if scheduler_stats is not None:
+                gauges.record(scheduler_stats)
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+        def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+            pass
+
+        def record_admission_rejection(self, reason: str) -> None:
+            pass
+
+    return StatsRecorder
+
+
+POLL_S = 0.02
+"""Time between two questions to the workers."""
+
+
+async def map_ahead(llm: Any, data: Path) -> None:
+    """Let all workers map a file, and wait until they have, while the engine goes on. Without a GPU do nothing.
+
+    On a CPU a call of the workers would wait for the step that runs, which may take seconds.
+
+    Args:
+        llm: vLLM's AsyncLLM, whose workers are of `actors.generator.vllm_engine.worker.WeightWorker`.
+    """
+    if llm.vllm_config.device_config.device_type != "cuda":
+        return
+    await llm.collective_rpc("map_ahead", args=(str(data),))
+    while not all(await llm.collective_rpc("is_mapped")):  # noqa: ASYNC110  # the workers are other processes
+        await asyncio.sleep(POLL_S)
+
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import os
 from importlib.metadata import entry_points
 
 from actors.generator.vllm_engine.routes import allow_on_cpu
-from protocol.orphans import die_with_parent
+from protocol.processes import die_with_parent
 
 PARENT = "OFFBEAT_ENGINE_PARENT"
 """Environment variable with the process id of the generator. Engines of others do not have it."""

@@ -27,11 +27,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from actors.generator.vllm_engine.routes import record_on_cpu
-from actors.generator.weights.file_ahead import FileAhead, file_bytes
 from actors.generator.weights.staging import FILE_FORMAT, shares
-from actors.generator.weights.tensor_file import tensors_in
-from actors.generator.weights.to_device import DeviceReader, free_bytes
-from protocol.orphans import die_with_parent
+from actors.generator.weights.tensors import DeviceReader, FileAhead, file_bytes, free_bytes, tensors_in
+from protocol.processes import die_with_parent
 
 BACKEND = "offbeat_file"
 KEPT_BYTES = int(os.environ.get("OFFBEAT_KEPT_WEIGHTS_MB", "1024")) << 20
@@ -256,7 +254,7 @@ class WeightWorker:
     finish_weight_update: Callable[[], None]
 
     def map_ahead(self, path: str) -> None:
-        """Begin to map a file that will be loaded, see `actors.generator.weights.file_ahead`."""
+        """Begin to map a file that will be loaded, see `actors.generator.weights.tensors`."""
         FILE_AHEAD.begin(path)
 
     def is_mapped(self) -> bool:

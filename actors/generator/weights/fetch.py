@@ -1,20 +1,235 @@
-"""Fetches the chunks of a version from one source into a file, over several connections, and resumes."""
+"""Fetches the chunks of a version from a host that serves it, over several connections in threads, and resumes."""
 
 import contextlib
 import errno
+import http.client
 import logging
 import os
 import queue
+import socket
+import ssl
+import struct
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from actors.errors import Cancelled, NoRoom, SourceFailed, WrongBytes
-from actors.generator.weights.source import Source
 from protocol.errors import WeightsError
-from protocol.weights.chunks import FileChunk, chunks, file_chunks, missing, spans
-from protocol.weights.format import Manifest
+from protocol.security.http import Access
+from protocol.weights.files import FileChunk, chunks, file_chunks, missing, spans
+from protocol.weights.format import MAX_MANIFEST_BYTES, Base, Manifest, parse_manifest
+
+CONNECT_S = 5.0
+STALL_S = 10.0
+"""Longest wait for a byte. Then the source has failed."""
+SLOWEST_BYTES_PER_S = 32 * 2**10
+"""Slowest pace of a source. A request may take `STALL_S` plus the time of its bytes at this pace."""
+PREPARE_S = 300.0
+"""Longest time that a source may hash and compare before it sends the manifest."""
+POLL_S = 0.2
+AWAKE_S = 0.5
+"""Time after which a read returns with the bytes that have arrived, so that the caller can stop."""
+
+
+class Source:
+    """Client of one base URL. It keeps its connection, so each thread needs its own.
+
+    Args:
+        url: base URL of the host.
+        access: token and certificate of the run.
+        cancelled: set when this process ends.
+    """
+
+    def __init__(self, url: str, access: Access, cancelled: threading.Event) -> None:
+        self.url = url
+        self._access, self._cancelled = access, cancelled
+        self._connection: http.client.HTTPConnection | None = None
+
+    def manifest(self, epoch: int, version: int, base: Base | None) -> Manifest:
+        """Return the manifest of a version, or of a delta from ``base`` if this source can make one.
+
+        Raises:
+            SourceFailed: the source cannot be used now.
+            WrongBytes: the answer is no valid manifest.
+            Cancelled: this process ends.
+        """
+        path = f"/v1/{epoch}/{version}/manifest{_query(base)}"
+        deadline = time.monotonic() + PREPARE_S
+        while True:
+            with self._request(path, {}) as response:
+                if response.status != 202:
+                    self._expect(response, 200)
+                    content = bytearray(self._length(response, MAX_MANIFEST_BYTES))
+                    self._fill(_Body(response, self._socket()), memoryview(content))
+                    break
+                response.read()
+            if time.monotonic() > deadline:
+                raise SourceFailed(f"has prepared the version for more than {PREPARE_S:g} s")
+            if self._cancelled.wait(POLL_S):
+                raise Cancelled
+        try:
+            return parse_manifest(bytes(content), self.url)
+        except WeightsError as error:
+            raise WrongBytes(str(error)) from None
+
+    def read(self, manifest: Manifest, span: list[FileChunk]) -> Iterator[tuple[FileChunk, memoryview]]:
+        """Yield adjacent chunks with their content, each verified. A view is valid until the next one.
+
+        Raises:
+            SourceFailed: the source cannot be used now.
+            WrongBytes: the bytes are too few or too many, or do not match their hash.
+            Cancelled: this process ends.
+        """
+        first, last = span[0].offset, span[-1].offset + span[-1].nbytes
+        path = f"/v1/{manifest.epoch}/{manifest.version}/data{_query(manifest.base)}"
+        with self._request(path, {"Range": f"bytes={first}-{last - 1}"}) as response:
+            self._expect(response, 206)
+            if self._length(response, last - first) != last - first:
+                raise WrongBytes(f"sent {response.length} bytes where {last - first} were asked for")
+            buffer = memoryview(bytearray(max(chunk.nbytes for chunk in span)))
+            deadline = time.monotonic() + STALL_S + (last - first) / SLOWEST_BYTES_PER_S
+            body = _Body(response, self._socket())
+            for chunk in span:
+                content = buffer[: chunk.nbytes]
+                self._fill(body, content, deadline)
+                if not chunk.holds(content):
+                    raise WrongBytes(f"bytes {chunk.offset} and on do not match their hash")
+                yield chunk, content
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @contextmanager
+    def _request(self, path: str, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
+        whole = False
+        try:
+            if self._connection is None:
+                self._connection = _connect(self.url, self._access)
+            prefix = urlsplit(self.url).path.rstrip("/")
+            self._connection.request("GET", prefix + path, headers={**self._access.headers, **headers})
+            with self._connection.getresponse() as response:
+                yield response
+                whole = response.isclosed()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            # The URL is invalid, nobody answers, or the answer is not HTTP.
+            raise SourceFailed(str(error) or type(error).__name__) from None
+        finally:
+            # The rest of an unread answer would be taken for the next answer on this connection.
+            if not whole:
+                self.close()
+
+    def _expect(self, response: http.client.HTTPResponse, status: int) -> None:
+        if response.status != status:
+            said = response.read(300).decode("utf-8", "replace").strip()
+            raise SourceFailed(f"answers {said or f'{response.status} {response.reason}'}")
+
+    def _length(self, response: http.client.HTTPResponse, longest: int) -> int:
+        if response.length is None or response.length > longest:
+            raise SourceFailed(f"sends {response.length} bytes, {longest} at most were expected")
+        return response.length
+
+    def _socket(self) -> socket.socket:
+        assert self._connection is not None
+        return self._connection.sock
+
+    def _fill(self, body: "_Body", view: memoryview, deadline: float = 0.0) -> None:
+        deadline = deadline or time.monotonic() + STALL_S + len(view) / SLOWEST_BYTES_PER_S
+        done = 0
+        while done < len(view):
+            if self._cancelled.is_set():
+                raise Cancelled
+            if time.monotonic() > deadline:
+                raise SourceFailed(f"is slower than {SLOWEST_BYTES_PER_S} bytes/s")
+            got = body.readinto(view[done:])
+            if got == 0:
+                raise SourceFailed(f"ended the transfer {len(view) - done} bytes early")
+            done += got or 0
+
+
+class _Body:
+    """Body of a response, in large reads: each read fills the buffer or, under TLS, returns one record.
+
+    After each system call the thread has to wait for the interpreter lock, which the event loop of a sampling
+    generator keeps busy. So the bytes bypass Python's own buffers, except those that came with the headers.
+    """
+
+    def __init__(self, response: http.client.HTTPResponse, connection: socket.socket) -> None:
+        self._response, self._connection = response, connection
+        self._ahead = len(response.fp.peek(1)) if response.length else 0
+        self._heard = time.monotonic()
+
+    def readinto(self, view: memoryview) -> int | None:
+        """Read into ``view``. Return the number of bytes, 0 at the end, or None if nothing came lately.
+
+        Raises:
+            TimeoutError: nothing came for `STALL_S`.
+        """
+        if self._ahead:
+            got = self._response.readinto(view[: self._ahead])
+            self._ahead -= got
+            return got
+        received = self._receive(view)
+        if received is None:
+            if time.monotonic() - self._heard > STALL_S:
+                raise TimeoutError("timed out")
+            return None
+        self._heard = time.monotonic()
+        assert self._response.length is not None
+        self._response.length -= received
+        if not self._response.length:
+            # At its end a response closes itself when it is read.
+            self._response.read()
+        return received
+
+    def _receive(self, view: memoryview) -> int | None:
+        secure = isinstance(self._connection, ssl.SSLSocket)
+        try:
+            if secure:
+                self._connection.settimeout(AWAKE_S)
+                return self._connection.recv_into(view)
+            # With a timeout in Python the socket would not block, so a read would not wait for all bytes.
+            self._connection.settimeout(None)
+            self._connection.setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", *_timeval(AWAKE_S))
+            )
+            return self._connection.recv_into(view, len(view), socket.MSG_WAITALL)
+        except (BlockingIOError, TimeoutError):
+            return None
+        finally:
+            self._connection.settimeout(STALL_S)
+
+
+def _timeval(seconds: float) -> tuple[int, int]:
+    return int(seconds), int(seconds % 1 * 1e6)
+
+
+def _connect(url: str, access: Access) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise SourceFailed("is no http(s) URL")
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        connection = http.client.HTTPSConnection(
+            parts.hostname, parts.port, timeout=CONNECT_S, context=access.context
+        )
+    elif access.context is not None:
+        raise SourceFailed("is not encrypted, and this run is: its token is not sent there")
+    else:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=CONNECT_S)
+    connection.connect()
+    connection.sock.settimeout(STALL_S)
+    return connection
+
+
+def _query(base: Base | None) -> str:
+    return "" if base is None else f"?base={base.epoch}.{base.version}.{base.root}"
+
 
 log = logging.getLogger(__name__)
 

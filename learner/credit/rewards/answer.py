@@ -3,7 +3,7 @@
 from learner.credit.reward_config import StepReward, WrongAnswer
 from learner.credit.rewards.sums import replaced, total_of
 from learner.trajectory import Trajectory
-from protocol.messages.segments import Reward
+from protocol.messages.episodes import Reward
 
 
 def with_wrong_answer(config: WrongAnswer, t: Trajectory) -> list[Reward]:

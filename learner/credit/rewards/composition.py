@@ -15,7 +15,7 @@ from learner.credit.rewards.made import made_for
 from learner.credit.rewards.sums import last_turn, replaced, total_of
 from learner.trajectory import Trajectory
 from learner.units import newest_version
-from protocol.messages.segments import Reward
+from protocol.messages.episodes import Reward
 from protocol.version_line import VersionLine
 
 

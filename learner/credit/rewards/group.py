@@ -7,7 +7,7 @@ from typing import assert_never
 from learner.credit.reward_config import FewestCalls, RewardConfig, WinRate
 from learner.credit.rewards.sums import mark_total, replaced, total_of
 from learner.trajectory import Trajectory
-from protocol.messages.segments import Reward
+from protocol.messages.episodes import Reward
 
 WIN_RATE = "win_rate"
 """Name of the reward that is the win rate of the return."""

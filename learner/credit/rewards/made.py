@@ -7,7 +7,7 @@ from learner.credit.reward_config import CoolingBonus, Coverage, FlawedAnswer, O
 from learner.credit.rewards.group import WIN_RATE, has_win_rate_of_returns
 from learner.credit.rewards.sums import last_turn, mark_total, total_of
 from learner.trajectory import Trajectory
-from protocol.messages.segments import Reward
+from protocol.messages.episodes import Reward
 
 OVERLONG = "overlong"
 """Name of the reward that is the penalty on long answers."""

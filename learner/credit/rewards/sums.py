@@ -1,7 +1,7 @@
 """Sums of a trajectory's rewards and marks by name, and the replacement of rewards."""
 
 from learner.trajectory import Trajectory
-from protocol.messages.segments import Reward
+from protocol.messages.episodes import Reward
 
 
 def total_of(t: Trajectory, name: str) -> float:

@@ -10,13 +10,28 @@ import numpy as np
 import zmq
 
 from launch.tokenizer import make_tokenizer, save_tokenizer
-from protocol.codec import encode, encode_arrays, unpack_arrays
-from protocol.envelopes import messages_in
-from protocol.messages.any_message import AnyMessage
-from protocol.messages.generators import Abort, Chunk, Generate, GeneratorInfo, Generators
-from protocol.messages.peers import Goodbye, Heartbeat, Hello, Welcome
-from protocol.messages.segments import Segment, SegmentAck, SegmentCredit
-from protocol.messages.tasks import LeaseTask, Sampling, Task, TaskCredit, TaskRejected
+from protocol.codec import AnyMessage, encode, encode_arrays, messages_in, unpack_arrays
+from protocol.messages.episodes import (
+    LeaseTask,
+    Sampling,
+    Segment,
+    SegmentAck,
+    SegmentCredit,
+    Task,
+    TaskCredit,
+    TaskRejected,
+)
+from protocol.messages.peers import (
+    Abort,
+    Chunk,
+    Generate,
+    GeneratorInfo,
+    Generators,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Welcome,
+)
 from protocol.sockets import AsyncSocket, router
 
 DEADLINE_S = 300.0
@@ -211,7 +226,7 @@ def next_number(text: str) -> str:
 def start_actor(broker: str, model, env: str, params=None, **config) -> subprocess.Popen:
     code = (
         "import logging; logging.basicConfig(level=logging.INFO)\n"
-        "from actors.process import run_actor\n"
+        "from actors.actor import run_actor\n"
         "from actors.config import ActorConfig\n"
         "from envs.config import EnvConfig\n"
         f"run_actor(ActorConfig(**{config!r}), name='actor-0', broker={broker!r}, model={str(model)!r},\n"

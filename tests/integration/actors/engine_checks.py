@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from actors.config import GeneratorConfig
-from protocol.gpu_lock import VARIABLE, GpuLock
+from protocol.processes import VARIABLE, GpuLock
 from protocol.weights.format import DATA
 from tests.integration.actors.generator_harness import Answer, Running, children, engine_process, gone
 from tests.integration.learner.tiny_qwen3 import VOCAB, greedy, publish, save, score, tiny_model

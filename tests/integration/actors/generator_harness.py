@@ -12,14 +12,20 @@ import zmq
 from msgspec.structs import replace
 
 from actors.config import GeneratorConfig
-from actors.generator.process import serve_generator
+from actors.generator.generator import serve_generator
 from actors.sampled import routes_in
-from protocol.codec import encode, encode_arrays, unpack_arrays
-from protocol.envelopes import messages_in
-from protocol.messages.any_message import AnyMessage
-from protocol.messages.generators import Abort, Chunk, Generate
-from protocol.messages.peers import Drain, Goodbye, Heartbeat, Hello, Welcome
-from protocol.messages.weights import WeightsReady
+from protocol.codec import AnyMessage, encode, encode_arrays, messages_in, unpack_arrays
+from protocol.messages.peers import (
+    Abort,
+    Chunk,
+    Drain,
+    Generate,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    WeightsReady,
+    Welcome,
+)
 from protocol.sockets import dealer, router
 
 RUN = "test"

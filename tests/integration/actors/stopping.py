@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from actors.environments.runner import EnvironmentRunner
+from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
-from actors.generator_client.pool import GeneratorPool
+from actors.generator_client import GeneratorPool
 from envs.base import StepResult
-from protocol.messages.generators import GeneratorInfo
-from protocol.messages.tasks import LeaseTask, Sampling, Task
+from protocol.messages.episodes import LeaseTask, Sampling, Task
+from protocol.messages.peers import GeneratorInfo
 from tests.integration.actors.generator_harness import Running
 from tests.integration.learner.tiny_qwen3 import VOCAB
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from protocol.gauges import ACTOR, ENV
+from protocol.messages.episodes import CancelTask, Sampling, SegmentCredit
 from protocol.messages.peers import Drain, Refused
-from protocol.messages.segments import SegmentCredit
-from protocol.messages.tasks import CancelTask, Sampling
 from tests.integration.actors.actor_harness import (
     ENV_FILE,
     NotingBroker,

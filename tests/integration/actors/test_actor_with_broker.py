@@ -9,10 +9,9 @@ import pytest
 
 from launch.processes.ports import free_ports
 from protocol.codec import decode_delivery
-from protocol.link import AsyncLink
-from protocol.messages.delivery import Commit, Deliver, DeliveryCredit
+from protocol.messages.episodes import Commit, Deliver, DeliveryCredit, PutTasks, Sampling
 from protocol.messages.peers import Hello
-from protocol.messages.tasks import PutTasks, Sampling
+from protocol.sockets import AsyncLink
 from tests.integration.actors.actor_harness import (
     ENV_FILE,
     ScriptedGenerator,

@@ -4,7 +4,7 @@ import pytest
 
 from actors.config import GeneratorConfig
 from actors.generator.weights.cache import Cache
-from protocol.messages.weights import WeightsReady
+from protocol.messages.peers import WeightsReady
 from protocol.weights.format import DATA
 from tests.integration.actors.generator_harness import RUN, Running
 from tests.integration.learner.tiny_qwen3 import greedy, publish, save, tiny_model

@@ -14,12 +14,10 @@ from pathlib import Path
 import pytest
 
 from actors.config import GeneratorConfig
-from actors.generator.process import serve_generator
+from actors.generator.generator import serve_generator
 from launch.processes.ports import free_port, free_ports
-from protocol.link import ThreadLink
-from protocol.messages.generators import Generators
-from protocol.messages.peers import Hello
-from protocol.messages.weights import PublishWeights
+from protocol.messages.peers import Generators, Hello, PublishWeights
+from protocol.sockets import ThreadLink
 from tests.integration.actors.generator_harness import RUN, ActorStub, Running
 from tests.integration.actors.stopping import check_stop_string
 from tests.integration.learner.tiny_qwen3 import VOCAB, greedy, publish, save, score, tiny_model

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import zmq
 
+from actors import generator_client as module
 from actors.errors import GenerationFailed, NoGenerator, TurnRefused
-from actors.generator_client import pool as module
-from actors.generator_client.pool import GeneratorPool
-from actors.generator_client.turn_request import TurnRequest
-from protocol.codec import encode, encode_arrays
-from protocol.envelopes import messages_in
-from protocol.messages.generators import Abort, Chunk, Generate, GeneratorInfo
-from protocol.messages.tasks import Sampling
+from actors.generator_client import GeneratorPool, TurnRequest
+from protocol.codec import encode, encode_arrays, messages_in
+from protocol.messages.episodes import Sampling
+from protocol.messages.peers import Abort, Chunk, Generate, GeneratorInfo
 from protocol.sockets import AsyncSocket, router
 
 EOS = 0

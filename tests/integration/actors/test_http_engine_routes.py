@@ -11,8 +11,7 @@ from aiohttp import web
 from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused, UpdateRefused
 from actors.generator.engine import Request
-from actors.generator.http_engine.engine import HttpEngine
-from actors.generator.http_engine.logprobs_probe import TEMPERATURE
+from actors.generator.http_engine import TEMPERATURE, HttpEngine
 from protocol.weights.format import Manifest
 
 REQUEST = Request("1", [3, 4], 4, 1.0, 1.0, 0, None, [1])

@@ -6,12 +6,12 @@ import json
 import numpy as np
 import pytest
 
-from actors.environments.runner import EnvironmentRunner
+from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.sampled import Sampled
 from benchmarks.harnesses.program import make_renderer
 from envs.registry import make_suite
-from protocol.messages.tasks import LeaseTask, Sampling, Task
+from protocol.messages.episodes import LeaseTask, Sampling, Task
 
 CODE = '''
 class Sums:

@@ -16,15 +16,22 @@ from pathlib import Path
 
 import pytest
 
-from actors.uplink.lease_book import LeaseBook
-from actors.uplink.outbox import Outbox
+from actors.uplink import LeaseBook, Outbox
 from launch.processes.ports import free_ports
 from protocol.codec import decode_delivery
-from protocol.link import ThreadLink
-from protocol.messages.delivery import Checkpointed, Commit, Deliver, DeliveryCredit
+from protocol.messages.episodes import (
+    CancelTask,
+    Checkpointed,
+    Commit,
+    Deliver,
+    DeliveryCredit,
+    LeaseTask,
+    PutTasks,
+    SegmentAck,
+    SegmentCredit,
+)
 from protocol.messages.peers import Hello
-from protocol.messages.segments import SegmentAck, SegmentCredit
-from protocol.messages.tasks import CancelTask, LeaseTask, PutTasks
+from protocol.sockets import ThreadLink
 from tests.broker_driver import group, segment_frames
 
 ROOT = Path(__file__).resolve().parents[3]

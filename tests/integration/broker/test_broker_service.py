@@ -19,13 +19,29 @@ from broker.service import serve
 from launch.processes.ports import free_ports
 from protocol.codec import PRELUDE, decode_delivery, encode, encode_delivery
 from protocol.errors import AddressRefused
-from protocol.link import ThreadLink
-from protocol.messages.delivery import Commit, Deliver, DeliveryCredit
-from protocol.messages.generators import Generators
-from protocol.messages.peers import Drain, Goodbye, Heartbeat, Hello, QueueStats, Refused, Welcome
-from protocol.messages.segments import SegmentAck, SegmentCredit
-from protocol.messages.tasks import LeaseTask, PutTasks, TaskCredit
-from protocol.messages.weights import PublishWeights, WeightsReady
+from protocol.messages.episodes import (
+    Commit,
+    Deliver,
+    DeliveryCredit,
+    LeaseTask,
+    PutTasks,
+    SegmentAck,
+    SegmentCredit,
+    TaskCredit,
+)
+from protocol.messages.peers import (
+    Drain,
+    Generators,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    PublishWeights,
+    QueueStats,
+    Refused,
+    WeightsReady,
+    Welcome,
+)
+from protocol.sockets import ThreadLink
 from tests.broker_driver import group, segment_frames
 from tests.hearing import heard
 

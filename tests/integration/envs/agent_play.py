@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from actors.environments.runner import EnvironmentRunner
+from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.errors import TemplateUnusable
 from actors.render import Renderer
@@ -14,7 +14,7 @@ from actors.sampled import Sampled
 from benchmarks.harnesses.program import make_renderer
 from envs.registry import make_suite
 from learner.segments import assemble
-from protocol.messages.tasks import LeaseTask, Sampling, Task
+from protocol.messages.episodes import LeaseTask, Sampling, Task
 
 END = "<|im_end|>"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from actors.environments.runner import EnvironmentRunner, SuiteCaller
+from actors.environments import EnvironmentRunner, SuiteCaller
 from actors.errors import EnvironmentFailed, EnvironmentStuck
 from envs.agent.chat import make_reply
 from envs.base import HasTools, HasTurnFacts, StepResult, TurnFacts

@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from actors.environments.runner import EnvironmentRunner
+from actors.environments import EnvironmentRunner
 from envs.base import TurnFacts
 from envs.registry import make_suite
 

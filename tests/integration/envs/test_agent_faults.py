@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protocol.messages.tasks import Sampling
+from protocol.messages.episodes import Sampling
 from tests.integration.actors.actor_harness import ScriptedGenerator, start_actor, until
 from tests.integration.actors.test_actor_with_broker import Run
 from tests.integration.envs.test_agent import gone
@@ -36,7 +36,7 @@ print("".join(part["choices"][0]["delta"].get("content") or "" for part in parts
 """
 GENERATOR = """
 import asyncio, sys
-from protocol.link import AsyncLink
+from protocol.sockets import AsyncLink
 from protocol.messages.peers import Hello
 from tests.integration.actors.actor_harness import ScriptedGenerator, model_folder
 from pathlib import Path

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-import actors.episodes.by_requests as by_requests
+import actors.play_requests as by_requests
 import envs.agent.session as session
 from tests.integration.envs.agent_play import played
 

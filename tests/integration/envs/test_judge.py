@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from actors.environments.runner import EnvironmentRunner
+from actors.environments import EnvironmentRunner
 from envs.base import StepResult
 from envs.errors import EnvError, ServiceFailed
 from envs.registry import make_suite

@@ -8,7 +8,7 @@ import pytest
 import torch
 from aiohttp import web
 
-from actors.environments.runner import EnvironmentRunner
+from actors.environments import EnvironmentRunner
 from envs.errors import EnvError, ServiceFailed
 from envs.registry import make_suite
 from envs.rows.reading import DataRow

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from actors.environments.runner import EnvironmentRunner
+from actors.environments import EnvironmentRunner
 from actors.errors import EnvironmentFailed
 from envs.errors import EnvError, ServiceFailed
 from envs.registry import make_suite

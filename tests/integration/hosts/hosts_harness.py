@@ -11,11 +11,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from protocol.codec import decode_delivery
-from protocol.link import ThreadLink
-from protocol.messages.delivery import Commit, Deliver, DeliveryCredit
+from protocol.messages.episodes import Commit, Deliver, DeliveryCredit, PutTasks
 from protocol.messages.peers import Hello
-from protocol.messages.tasks import PutTasks
 from protocol.security import key_files
+from protocol.sockets import ThreadLink
 from tests.integration.actors.actor_harness import ENV_FILE, counting_task, model_folder
 from tests.integration.protocol.encrypted_harness import Broker, until
 
@@ -25,7 +24,7 @@ ACTOR = """
 import json, logging, sys
 from pathlib import Path
 logging.basicConfig(level="INFO")
-from actors.process import run_actor
+from actors.actor import run_actor
 from actors.config import ActorConfig
 from envs.config import EnvConfig
 a = json.loads(sys.argv[1])
@@ -37,7 +36,7 @@ import contextlib, json, logging, sys
 from pathlib import Path
 logging.basicConfig(level="INFO")
 from actors.config import GeneratorConfig
-from actors.generator import process
+from actors.generator import generator as process
 from tests.integration.hosts.counting_engine import CountingEngine
 a = json.loads(sys.argv[1])
 

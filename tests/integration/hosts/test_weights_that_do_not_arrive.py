@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.messages.weights import PublishWeights
+from protocol.messages.peers import PublishWeights
 from tests.integration.hosts.hosts_harness import PATIENCE_S, Hosts
 from tests.integration.protocol.encrypted_harness import until
 

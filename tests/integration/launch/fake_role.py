@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from launch.run_folder import load_config
-from protocol.security.http_tls import server_context
+from protocol.security.http import server_context
 
 BEAT_S = 0.2
 

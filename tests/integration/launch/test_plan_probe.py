@@ -11,9 +11,8 @@ import zmq
 from launch.errors import LaunchError
 from launch.plan import probe as plan_probe
 from launch.plan.probe import probe
-from protocol.codec import encode_arrays
-from protocol.envelopes import messages_in
-from protocol.messages.generators import Chunk, Generate, GeneratorInfo
+from protocol.codec import encode_arrays, messages_in
+from protocol.messages.peers import Chunk, Generate, GeneratorInfo
 
 TOKEN_S, TURN_S = 0.002, 0.02
 

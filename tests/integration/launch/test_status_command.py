@@ -19,8 +19,7 @@ from launch.errors import ConfigError
 from launch.run_file.load import check
 from protocol.messages.peers import Heartbeat
 from protocol.security import key_files
-from protocol.security.http_tls import server_context
-from protocol.security.http_token import read_tokens
+from protocol.security.http import read_tokens, server_context
 from tests.broker_driver import Driver, group
 
 

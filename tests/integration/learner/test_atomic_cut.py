@@ -24,7 +24,7 @@ from learner.units import Unit
 from learner.update.objective.adaptive import AdaptiveState
 from learner.update.report import UpdateReport
 from protocol import names
-from protocol.messages.tasks import PutTasks
+from protocol.messages.episodes import PutTasks
 from tests.trajectories import make_trajectory
 
 CONFIG = LearnerConfig(

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from learner.update.gathering import gathered_weights, weight_shapes
 from learner.update.policy import load_policy
-from protocol.weights.model_folder import check_names, replaced_shapes
+from protocol.weights.format import check_names, replaced_shapes
 
 SIZES = {
     "vocab_size": 48, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

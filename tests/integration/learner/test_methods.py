@@ -13,7 +13,7 @@ from learner.config import LearnerConfig
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.optimizer import OptimizerConfig
 from learner.update.engine import TrainingEngine
-from protocol.messages.segments import Reward, Turn
+from protocol.messages.episodes import Reward, Turn
 from tests.integration.learner.published import TIMED, weights_of, without_times
 from tests.integration.learner.start_ranks import run_two_ranks
 from tests.integration.learner.tiny_qwen3 import save, tiny_model

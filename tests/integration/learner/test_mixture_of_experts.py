@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from learner.config import LearnerConfig
 from learner.settings.optimizer import OptimizerConfig
 from learner.update.engine import TrainingEngine
-from protocol.weights.model_folder import check_names
+from protocol.weights.format import check_names
 from tests.integration.learner.published import weights_of
 from tests.integration.learner.tiny_mixture import save_mixture
 from tests.trajectories import make_batch_of_groups

@@ -28,7 +28,7 @@ from learner.settings.surrogates import (
     WindowSurrogate,
 )
 from learner.update.engine import TrainingEngine
-from protocol.messages.segments import Reward, Turn, TurnMark
+from protocol.messages.episodes import Reward, Turn, TurnMark
 from recipes import BOUNDS_NEVER_ACT, ONE_ALGORITHM
 from tests.integration.learner.published import weights_of
 from tests.integration.learner.tiny_qwen3 import save, tiny_model

@@ -26,11 +26,8 @@ from learner.retrain.retrain import Unpublished, retrain
 from learner.update.engine import TrainingEngine
 from protocol import names
 from protocol.codec import MINOR, decode, encode_arrays, encode_delivery
-from protocol.messages.delivery import Commit, Deliver, Dropped, Held
-from protocol.messages.peers import Hello, Welcome
-from protocol.messages.segments import Reward, Segment, Turn
-from protocol.messages.tasks import PutTasks
-from protocol.messages.weights import PublishWeights
+from protocol.messages.episodes import Commit, Deliver, Dropped, Held, PutTasks, Reward, Segment, Turn
+from protocol.messages.peers import Hello, PublishWeights, Welcome
 from tests.integration.learner.tiny_qwen3 import VOCAB, save, tiny_model
 
 # The warning comes from inside torch, when DeepSpeed imports it.

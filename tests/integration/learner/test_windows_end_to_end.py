@@ -12,10 +12,9 @@ from learner.config import LearnerConfig
 from learner.intake.curriculum import Curriculum
 from learner.intake.deliveries import receive
 from learner.intake.intake import Intake
-from protocol.link import AsyncLink
-from protocol.messages.delivery import Deliver, DeliveryCredit
+from protocol.messages.episodes import Deliver, DeliveryCredit, PutTasks
 from protocol.messages.peers import Hello
-from protocol.messages.tasks import PutTasks
+from protocol.sockets import AsyncLink
 from tests.integration.actors.actor_harness import (
     ENV_FILE,
     ScriptedGenerator,

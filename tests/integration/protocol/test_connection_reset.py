@@ -11,12 +11,10 @@ import pytest
 import zmq
 
 from benchmarks.faults.wire import Proxy
-from protocol.codec import encode
-from protocol.envelopes import messages_in
-from protocol.link import AsyncLink, ThreadLink
-from protocol.messages.delivery import DeliveryCredit
+from protocol.codec import encode, messages_in
+from protocol.messages.episodes import DeliveryCredit
 from protocol.messages.peers import Heartbeat, Hello, Welcome
-from protocol.sockets import router
+from protocol.sockets import AsyncLink, ThreadLink, router
 
 HELLO = Hello(role="actor", peer="a", incarnation=1)
 DEADLINE_S = 120.0

@@ -10,19 +10,18 @@ import pytest
 import zmq
 
 from actors.config import GeneratorConfig
-from actors.generator.listening import Listener
+from actors.generator.serving import Listener
 from launch.processes.ports import free_port
 from protocol.codec import encode
 from protocol.errors import LinkDown
-from protocol.link import AsyncLink, ThreadLink
+from protocol.messages.episodes import PutTasks, TaskCredit
 from protocol.messages.peers import Goodbye, Heartbeat, Hello, Refused, Welcome
-from protocol.messages.tasks import PutTasks, TaskCredit
 from protocol.security import key_files
 from protocol.security.client import ClientKeys
 from protocol.security.guard import Guard
-from protocol.security.http_tls import client_context
+from protocol.security.http import client_context
 from protocol.security.keys import key_pair
-from protocol.sockets import dealer
+from protocol.sockets import AsyncLink, ThreadLink, dealer
 from tests.hearing import heard
 from tests.integration.protocol.encrypted_harness import Broker, Peer, until
 

@@ -7,9 +7,8 @@ import ssl
 import pytest
 from aiohttp import web
 
-from protocol.security import http_serving
-from protocol.security.http_serving import serving
-from protocol.security.http_tls import client_context
+from protocol.security import http
+from protocol.security.http import client_context, serving
 from protocol.security.key_files import make, rotate
 
 
@@ -26,7 +25,7 @@ async def answer_to(sent, application, *, keys=None, context=None):
     "sent", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n", b"junk\r\n\r\n", bytes(range(256)) * 100]
 )
 def test_a_connection_without_a_whole_request_is_closed_and_nothing_is_logged(sent, monkeypatch, caplog):
-    monkeypatch.setattr(http_serving, "IDLE_S", 0.5)
+    monkeypatch.setattr(http, "IDLE_S", 0.5)
     caplog.set_level(logging.DEBUG)
 
     answer = asyncio.run(answer_to(sent, web.Application()))
@@ -51,7 +50,7 @@ def test_a_connection_without_a_handshake_is_closed_and_nothing_is_logged(
     sent, tmp_path, monkeypatch, caplog
 ):
     make(tmp_path)
-    monkeypatch.setattr(http_serving, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(http, "HANDSHAKE_S", 0.5)
     caplog.set_level(logging.DEBUG)
     answer = asyncio.run(answer_to(sent, web.Application(), keys=tmp_path))
     assert b"HTTP" not in answer
@@ -60,7 +59,7 @@ def test_a_connection_without_a_handshake_is_closed_and_nothing_is_logged(
 
 def test_a_member_without_a_whole_request_is_cut_under_tls_too(tmp_path, monkeypatch):
     make(tmp_path)
-    monkeypatch.setattr(http_serving, "IDLE_S", 0.5)
+    monkeypatch.setattr(http, "IDLE_S", 0.5)
     context = client_context(tmp_path)
     assert asyncio.run(answer_to(b"GET / HT", web.Application(), keys=tmp_path, context=context)) == b""
 
@@ -80,7 +79,7 @@ def test_a_member_is_answered_in_tls_1_3(tmp_path):
 
 def test_a_certificate_that_is_replaced_is_shown_while_the_server_runs(tmp_path, monkeypatch, caplog):
     make(tmp_path)
-    monkeypatch.setattr(http_serving, "LOOK_S", 0.01)
+    monkeypatch.setattr(http, "LOOK_S", 0.01)
 
     async def taken(port, context):
         try:

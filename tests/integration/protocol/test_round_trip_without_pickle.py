@@ -20,12 +20,12 @@ from broker.config import BrokerConfig
 from broker.service import serve
 from protocol.security import key_files
 from protocol.codec import decode_delivery, encode_arrays
-from protocol.link import ThreadLink
+from protocol.sockets import ThreadLink
 from launch.processes.ports import free_port
-from protocol.messages.delivery import Checkpointed, Commit, Deliver, DeliveryCredit
+from protocol.messages.episodes import Checkpointed, Commit, Deliver, DeliveryCredit
 from protocol.messages.peers import Hello
-from protocol.messages.segments import Segment, SegmentAck, Turn
-from protocol.messages.tasks import LeaseTask, PutTasks, Task, TaskCredit
+from protocol.messages.episodes import Segment, SegmentAck, Turn
+from protocol.messages.episodes import LeaseTask, PutTasks, Task, TaskCredit
 
 def forbidden(*arguments, **settings):
     print("UNPICKLED", flush=True)

@@ -22,13 +22,12 @@ import pytest
 import torch
 from aiohttp import web
 
-import actors.generator.weights.source
+import actors.generator.weights.fetch
 import protocol.weights.files
 import protocol.weights.server
 from actors.config import GeneratorConfig
-from actors.generator.weights.cache import Cache
-from actors.generator.weights.cache_folder import cache_folder
-from actors.generator.weights.relay import relay
+from actors.generator.generator import relay
+from actors.generator.weights.cache import Cache, cache_folder
 from actors.generator.weights.staging import Announced, Stage
 from launch.processes.ports import free_port
 from launch.run_file.sections import RunConfig
@@ -37,8 +36,7 @@ from launch.weights_role import weights_url
 from learner.publishing.publisher import Publisher
 from learner.publishing.weight_copy import OutgoingWeights
 from protocol.errors import AddressRefused, WeightsError
-from protocol.security.http_tls import Access, access
-from protocol.security.http_token import read_tokens
+from protocol.security.http import Access, access, read_tokens
 from protocol.security.key_files import make as make_keys
 from protocol.weights.format import DATA, MANIFEST, read_manifest, read_shapes, retire, version_folder
 from tests.integration.protocol.weights_harness import RUN, proxy, server, size_of, write
@@ -185,7 +183,7 @@ def test_a_changed_byte_is_refused_and_the_next_source_asked(versions, url, cach
 
 @both_ways
 def test_a_silent_source_is_given_up(versions, url, cache, monkeypatch):
-    monkeypatch.setattr(actors.generator.weights.source, "STALL_S", 0.3)
+    monkeypatch.setattr(actors.generator.weights.fetch, "STALL_S", 0.3)
     source = write(versions, 7)
     with proxy(url, silent=True) as silent:
         began = time.monotonic()

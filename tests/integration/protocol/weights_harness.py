@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protocol.security.http_tls import scheme
+from protocol.security.http import scheme
 from protocol.weights.files import write_version
 from protocol.weights.format import read_manifest, version_folder
 from protocol.weights.server import WeightsServer, serving

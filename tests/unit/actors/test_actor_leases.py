@@ -7,13 +7,20 @@ from types import SimpleNamespace
 import pytest
 
 from actors import actor as module
+from actors import uplink
 from actors.actor import Actor
 from actors.config import ActorConfig
-from actors.generator_client.turn_request import TurnRequest
-from actors.uplink import segment_sender
-from actors.uplink.leased_episodes import LeasedEpisodes
-from protocol.messages.segments import SegmentAck, SegmentCredit
-from protocol.messages.tasks import CancelTask, LeaseTask, Task, TaskCredit, TaskRejected
+from actors.generator_client import TurnRequest
+from actors.uplink import LeasedEpisodes
+from protocol.messages.episodes import (
+    CancelTask,
+    LeaseTask,
+    SegmentAck,
+    SegmentCredit,
+    Task,
+    TaskCredit,
+    TaskRejected,
+)
 
 
 class Link:
@@ -143,7 +150,7 @@ def test_an_attempt_that_has_ended_here_but_is_not_acknowledged_is_not_run_under
 
 
 def test_segments_are_offered_together_before_waiting_for_room(make, monkeypatch):
-    monkeypatch.setattr(segment_sender, "WAITING_SEGMENTS", 0)
+    monkeypatch.setattr(uplink, "WAITING_SEGMENTS", 0)
 
     async def main():
         actor = make()

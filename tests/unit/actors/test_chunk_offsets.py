@@ -6,12 +6,11 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from actors.generator_client import connection
-from actors.generator_client import pool as module
-from actors.generator_client.pool import GeneratorPool
-from actors.generator_client.turn_request import TurnRequest
+from actors import generator_client
+from actors import generator_client as module
+from actors.generator_client import GeneratorPool, TurnRequest
 from protocol.codec import decode, encode_arrays
-from protocol.messages.generators import Abort, Chunk, Generate, GeneratorInfo
+from protocol.messages.peers import Abort, Chunk, Generate, GeneratorInfo
 
 EOS = 0
 
@@ -54,10 +53,10 @@ def sample(monkeypatch, *answers):
             pass
 
     monkeypatch.setattr(module, "RETRY_S", 0.0)
-    monkeypatch.setattr(connection, "dealer", lambda *_: Socket())
-    monkeypatch.setattr(connection, "HandshakeWatch", Well)
+    monkeypatch.setattr(generator_client, "dealer", lambda *_: Socket())
+    monkeypatch.setattr(generator_client, "HandshakeWatch", Well)
     monkeypatch.setattr(
-        connection,
+        generator_client,
         "AsyncSocket",
         lambda socket, on_frames, watch: Wire(on_frames, list(answers), log),
     )

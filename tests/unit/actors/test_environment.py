@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from actors.environments import runner as environment
-from actors.environments import worker_threads
-from actors.environments.runner import EnvironmentRunner, SuiteCaller
+from actors import environments
+from actors import environments as environment
+from actors.environments import EnvironmentRunner, SuiteCaller
 from actors.errors import EnvironmentFailed, EnvironmentStuck
 
 LONG_S = 60.0
@@ -81,7 +81,7 @@ def test_calls_beyond_the_threads_wait_and_those_left_behind_are_replaced():
 
 
 def test_too_many_calls_that_never_end_are_refused_with_an_example(monkeypatch):
-    monkeypatch.setattr(worker_threads, "MAX_LEFT_BEHIND", 1)
+    monkeypatch.setattr(environments, "MAX_LEFT_BEHIND", 1)
     free = threading.Event()
 
     def forever():

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.environments.results import bounded, finite_rewards
-from actors.environments.runner import EnvironmentRunner
+from actors.env_results import bounded, finite_rewards
+from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
+from actors.episode_parts import stopped_at
 from actors.errors import EnvironmentFailed, GenerationFailed, Infrastructure, PrefixBroken, TurnRefused
 from actors.sampled import Sampled
-from actors.stop_strings import stopped_at
 from envs.base import StepResult
 from protocol.errors import ProtocolError
-from protocol.messages.tasks import LeaseTask, Sampling, Task
+from protocol.messages.episodes import LeaseTask, Sampling, Task
 
 EOS = 0
 

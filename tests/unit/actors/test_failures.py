@@ -9,7 +9,7 @@ import pytest
 from actors.errors import ActorError, EnvironmentFailed, GenerationFailed
 from actors.failures import FailureLog, failure_of, place_of
 from protocol.failures import MAX_KINDS, FailureCounts, describe
-from protocol.messages.segments import Failure
+from protocol.messages.episodes import Failure
 
 HERE = Path(__file__).relative_to(Path.cwd())
 

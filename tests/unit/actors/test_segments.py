@@ -5,8 +5,7 @@ import pytest
 
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
-from protocol.messages.segments import Reward, Turn
-from protocol.messages.tasks import Task
+from protocol.messages.episodes import Reward, Task, Turn
 
 
 def cutter(limit=4):

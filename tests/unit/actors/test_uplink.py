@@ -4,11 +4,9 @@ import numpy as np
 
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
-from actors.uplink.lease_book import LeaseBook
-from actors.uplink.outbox import Outbox
+from actors.uplink import LeaseBook, Outbox
 from protocol.codec import decode
-from protocol.messages.segments import SegmentAck
-from protocol.messages.tasks import LeaseTask, Task, TaskCredit
+from protocol.messages.episodes import LeaseTask, SegmentAck, Task, TaskCredit
 
 
 def task(name="t"):

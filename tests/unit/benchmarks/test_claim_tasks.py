@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from actors.start import with_note
+from actors.play_steps import with_note
 from benchmarks.claims.claims import TASKS
 from benchmarks.envs.dials import DialsSuite, dial
 from benchmarks.envs.hops import HopsSuite, HopsTask, task_from

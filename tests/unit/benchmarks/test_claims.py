@@ -24,7 +24,7 @@ from launch.tokenizer import make_tokenizer, save_tokenizer
 from learner.credit.needs import needed_marks, needed_rewards
 from learner.settings.advantages import GroupAdvantage
 from learner.units import Unit, UnitPart
-from protocol.messages.segments import Turn
+from protocol.messages.episodes import Turn
 from tests.trajectories import make_turns
 
 OTC = next(claim for claim in CLAIMS if claim.name == "OTC")

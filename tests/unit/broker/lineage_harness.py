@@ -1,6 +1,6 @@
 """A broker with one learner and one actor, and what its learner is told."""
 
-from protocol.messages.delivery import Held
+from protocol.messages.episodes import Held
 from tests.broker_driver import Driver, group
 
 

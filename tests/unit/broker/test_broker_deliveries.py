@@ -1,8 +1,7 @@
 """Test units: when one is ready, who gets it, what is redelivered."""
 
-from protocol.messages.delivery import DeliveryCredit
+from protocol.messages.episodes import CancelTask, DeliveryCredit, TaskRejected
 from protocol.messages.peers import Goodbye, Heartbeat
-from protocol.messages.tasks import CancelTask, TaskRejected
 from tests.broker_driver import Driver, close, evaluation, group, segment_frames, units
 
 

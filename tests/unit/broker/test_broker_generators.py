@@ -1,8 +1,6 @@
 """Test what generators hear of weights, and what actors hear of generators."""
 
-from protocol.messages.generators import Generators
-from protocol.messages.peers import Goodbye, Heartbeat
-from protocol.messages.weights import WeightsReady
+from protocol.messages.peers import Generators, Goodbye, Heartbeat, WeightsReady
 from tests.broker_driver import Driver
 
 

@@ -3,9 +3,8 @@
 import pytest
 
 from protocol.codec import MAX_HEADER_BYTES, encode
-from protocol.messages.delivery import CheckpointWanted, Held
+from protocol.messages.episodes import CancelTask, CheckpointWanted, Held
 from protocol.messages.peers import Goodbye, Hello
-from protocol.messages.tasks import CancelTask
 from tests.broker_driver import Driver, evaluation, group
 from tests.unit.broker.lineage_harness import begun, held, make, tokens, units
 

@@ -1,10 +1,17 @@
 """Test joining, liveness, incarnations, epochs, statistics and the drain."""
 
 from broker.core.state import gauges_of
-from protocol.messages.delivery import Commit, DeliveryCredit
-from protocol.messages.peers import Drain, Goodbye, Heartbeat, Hello, QueueStats, Refused, Welcome
-from protocol.messages.tasks import CancelTask, LeaseTask, PutTasks, TaskCredit
-from protocol.messages.weights import PublishWeights
+from protocol.messages.episodes import CancelTask, Commit, DeliveryCredit, LeaseTask, PutTasks, TaskCredit
+from protocol.messages.peers import (
+    Drain,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    PublishWeights,
+    QueueStats,
+    Refused,
+    Welcome,
+)
 from tests.broker_driver import Driver, group
 
 

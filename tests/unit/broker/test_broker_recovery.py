@@ -11,8 +11,7 @@ from broker.core.state import BrokerState
 from broker.errors import JournalError
 from broker.journal.records import Kind
 from broker.recovery import JournalStore, Snapshot, snapshot
-from protocol.messages.delivery import DeliveryCredit
-from protocol.messages.tasks import LeaseTask, PutTasks
+from protocol.messages.episodes import DeliveryCredit, LeaseTask, PutTasks
 from tests.broker_driver import Driver, evaluation, group
 
 

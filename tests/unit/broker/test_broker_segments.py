@@ -7,10 +7,8 @@ import pytest
 
 from broker.core.admission import is_stale
 from protocol.codec import decode, encode, encode_arrays, unpack_arrays
-from protocol.messages.delivery import Commit
+from protocol.messages.episodes import CancelTask, Commit, Sampling, Segment, TaskCredit, Turn
 from protocol.messages.peers import Heartbeat
-from protocol.messages.segments import Segment, Turn
-from protocol.messages.tasks import CancelTask, Sampling, TaskCredit
 from tests.broker_driver import Driver, group, segment_frames
 
 

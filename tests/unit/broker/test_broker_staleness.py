@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.messages.delivery import DeliveryCredit
+from protocol.messages.episodes import DeliveryCredit
 from tests.broker_driver import Driver, close, evaluation, group, units
 
 

@@ -3,10 +3,8 @@
 import json
 
 from broker.status import prometheus, status
-from protocol.messages.delivery import Commit
+from protocol.messages.episodes import Commit, Failure, TaskRejected
 from protocol.messages.peers import Heartbeat
-from protocol.messages.segments import Failure
-from protocol.messages.tasks import TaskRejected
 from tests.broker_driver import Driver, group
 
 

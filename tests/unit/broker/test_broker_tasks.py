@@ -3,8 +3,8 @@
 import pytest
 
 from broker.core.actors import MAX_FREE_ATTEMPTS
+from protocol.messages.episodes import CancelTask, TaskCredit, TaskRejected
 from protocol.messages.peers import Goodbye, Heartbeat, Refused
-from protocol.messages.tasks import CancelTask, TaskCredit, TaskRejected
 from tests.broker_driver import Driver, evaluation, group
 
 

@@ -3,9 +3,8 @@
 import pytest
 
 from broker import recovery
-from protocol.messages.delivery import DeliveryCredit
+from protocol.messages.episodes import DeliveryCredit, LeaseTask
 from protocol.messages.peers import Refused
-from protocol.messages.tasks import LeaseTask
 from tests.broker_driver import Driver, group
 
 

@@ -8,9 +8,7 @@ import pytest
 from broker.core.dispatch import Dispatcher
 from broker.peer_socket import Encoder
 from protocol.messages.fields import MAX_SOURCES
-from protocol.messages.generators import Generators
-from protocol.messages.peers import Goodbye, Heartbeat, Hello
-from protocol.messages.weights import PublishWeights, WeightsReady
+from protocol.messages.peers import Generators, Goodbye, Heartbeat, Hello, PublishWeights, WeightsReady
 from tests.broker_driver import config
 
 ENDPOINT = "tcp://10.20.{}.{}:45001"

@@ -24,7 +24,7 @@ from broker.journal.records import (
 from broker.recovery import JournalStore, recover, snapshot
 from protocol.codec import decode, encode
 from protocol.errors import Malformed
-from protocol.messages.delivery import Commit
+from protocol.messages.episodes import Commit
 from protocol.messages.peers import Heartbeat
 from tests.broker_driver import Driver, config, evaluation, group
 from tests.journals import begin

@@ -14,10 +14,16 @@ from broker.journal.opening import records
 from broker.journal.records import Kind, Record, unpack_dead_letter
 from broker.output_commit import MAX_DEAD_LETTERS, MAX_DEAD_TOTAL_BYTES, POISON, OutputCommit
 from protocol.codec import decode, encode
-from protocol.messages.delivery import Commit, Deliver, DeliveryCredit
+from protocol.messages.episodes import (
+    Commit,
+    Deliver,
+    DeliveryCredit,
+    LeaseTask,
+    PutTasks,
+    SegmentAck,
+    TaskCredit,
+)
 from protocol.messages.peers import Heartbeat, Hello, Refused, Welcome
-from protocol.messages.segments import SegmentAck
-from protocol.messages.tasks import LeaseTask, PutTasks, TaskCredit
 from tests.broker_driver import group, segment_frames
 
 

@@ -7,9 +7,8 @@ from broker.output_commit import OutputCommit
 from broker.peer_socket import Identities
 from broker.service import Service
 from protocol.codec import decode, encode
-from protocol.messages.delivery import Deliver, DeliveryCredit
+from protocol.messages.episodes import Deliver, DeliveryCredit, PutTasks, TaskCredit
 from protocol.messages.peers import Heartbeat, Hello, Refused, Welcome
-from protocol.messages.tasks import PutTasks, TaskCredit
 from protocol.security.keys import Principal
 from tests.broker_driver import group, segment_frames
 

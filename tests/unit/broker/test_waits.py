@@ -6,8 +6,8 @@ from copy import deepcopy
 import pytest
 
 from broker.status import status, who_waits
+from protocol.messages.episodes import TaskCredit
 from protocol.messages.peers import Heartbeat
-from protocol.messages.tasks import TaskCredit
 from tests.broker_driver import Driver, group
 
 RECORDED = json.loads("""

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from actors.environments.runner import EnvironmentRunner
+from actors.environments import EnvironmentRunner
 from actors.errors import EnvironmentFailed
 from envs.errors import EnvError
 from envs.rows.reading import DataRow

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from actors.environments.runner import EnvironmentRunner
+from actors.environments import EnvironmentRunner
 from envs.base import TurnFacts
 from envs.errors import EnvError
 from envs.registry import make_suite

@@ -30,7 +30,7 @@ TAKE_TIMEOUT = {
 NO_TIMEOUT = {"asyncio.gather", "asyncio.to_thread", "run_in_executor", "fcntl.flock"}
 
 ALLOWED = {
-    ("actors/uplink/segment_sender.py", "self._room.wait()"): (
+    ("actors/uplink.py", "self._room.wait()"): (
         "back-pressure: an episode waits until the broker takes more segments; who stands in the way (learner, disk) "
         "has a deadline of its own, a broker that is gone has BROKER_LOST_S, and a drain gives episodes up"
     ),
@@ -40,7 +40,7 @@ ALLOWED = {
     ("actors/actor.py", "self._stop.wait()"): "beside joining, see there",
     ("actors/actor.py", "joining.result()"): "it is done",
     (
-        "actors/generator/http_engine/engine.py",
+        "actors/generator/http_engine.py",
         "self._open.wait()",
     ): "for the load of an update, which has load_deadline; else we end",
     (
@@ -52,16 +52,16 @@ ALLOWED = {
         "done.result()",
     ): "memory is copied; the load has load_deadline",
     (
-        "actors/generator/weights/to_device.py",
+        "actors/generator/weights/tensors.py",
         "read.result()",
     ): "memory is copied; the load has load_deadline",
     (
-        "actors/generator/http_engine/engine.py",
+        "actors/generator/http_engine.py",
         "asyncio.gather(self._watch, return_exceptions=True)",
     ): "it has been cancelled",
-    ("actors/environments/runner.py", "waiting.result()"): "it is done",
-    ("actors/episodes/by_requests.py", "self._news.result()"): "it is done",
-    ("actors/episodes/by_requests.py", "wanted.task.result()"): "it is done",
+    ("actors/environments.py", "waiting.result()"): "it is done",
+    ("actors/play_requests.py", "self._news.result()"): "it is done",
+    ("actors/play_requests.py", "wanted.task.result()"): "it is done",
     ("envs/agent/endpoint.py", "asked.answer.result()"): "it is done",
     ("envs/agent/endpoint.py", "asking.result()"): "it is done",
     (
@@ -73,16 +73,16 @@ ALLOWED = {
     ("envs/agent/command.py", "process.wait()"): "an episode has a deadline, at which the agent is cancelled",
     ("envs/agent/guard.py", "agent.wait()"): "the actor closes the pipe when it no longer wants the agent",
     (
-        "actors/environments/environment_loop.py",
+        "actors/environments.py",
         "asyncio.gather(*tasks, return_exceptions=True)",
     ): "a daemon thread that was left behind lets cancelled coroutines clean up; nobody waits for it",
     (
-        "actors/environments/worker_threads.py",
+        "actors/environments.py",
         "inbox.get()",
     ): "an idle daemon thread waits for work; nobody waits for it",
     ("launch/weights_role.py", "stop.wait()"): "for SIGTERM",
     (
-        "actors/generator/weights/updater.py",
+        "actors/generator/weights/staging.py",
         "self._offered.wait()",
     ): "for nobody: there may be no newer version ever",
     ("envs/tools/mcp_server.py", "self._stop.wait()"): "for the end of the suite; it holds a connection open",

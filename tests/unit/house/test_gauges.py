@@ -3,12 +3,11 @@
 import time
 from types import SimpleNamespace
 
+from actors.generator.engine import SleepingEngine
 from actors.generator.requests import RequestBook
 from actors.generator.serving import Serving
-from actors.generator.sleeping import SleepingEngine
-from actors.generator.vllm_engine.stats import SchedulerGauges
-from actors.generator.weights.staging import NewestWins
-from actors.generator.weights.updater import WeightUpdater
+from actors.generator.vllm_engine.engine import SchedulerGauges
+from actors.generator.weights.staging import NewestWins, WeightUpdater
 from broker.core.state import gauges_of
 from broker.status import BROKER
 from protocol.gauges import BY_ROLE, ENV, GENERATOR, merge_of, tag

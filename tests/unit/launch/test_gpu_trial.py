@@ -6,7 +6,7 @@ import types
 import pytest
 
 from actors.config import GeneratorConfig
-from actors.generator.gpus import check_platform
+from actors.generator.vllm_engine.engine import check_platform
 from launch.errors import ConfigError
 from launch.placement import Placement, placement, unused_gpus
 from launch.preflight import decided as decided_file

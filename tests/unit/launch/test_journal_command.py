@@ -11,8 +11,7 @@ from broker.journal.records import DeadLetter, Kind, file_name, pack_dead_letter
 from launch.cli import main
 from launch.commands.journal_arguments import FORMATS, KINDS
 from protocol.codec import encode_arrays
-from protocol.messages.segments import Reward, Segment, Turn
-from protocol.messages.tasks import Task
+from protocol.messages.episodes import Reward, Segment, Task, Turn
 from tests.journals import DEADLINE_S, begin, small
 
 

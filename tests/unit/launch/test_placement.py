@@ -11,7 +11,7 @@ from launch.errors import ConfigError
 from launch.placement import Placement, placement, torch_uses_gpus, visible_gpus
 from launch.run_file.load import check
 from launch.supervise.posts import ALLOCATOR, Post, gpu_environment, lock_environment
-from protocol.gpu_lock import VARIABLE
+from protocol.processes import VARIABLE
 
 
 def config(*, learner=None, generator=None, **sections):

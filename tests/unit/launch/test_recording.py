@@ -10,9 +10,8 @@ from broker.journal.records import Kind, file_name, pack_segment
 from launch.commands.recording import Recording, read
 from launch.errors import RecordingError
 from protocol.codec import decode_delivery, encode_arrays
+from protocol.messages.episodes import Segment, Task
 from protocol.messages.peers import Hello
-from protocol.messages.segments import Segment
-from protocol.messages.tasks import Task
 
 
 def hello(epoch, *, step=0, deliver="group", lineage=1):

@@ -13,7 +13,7 @@ from learner.settings.surrogates import RatioVarianceSurrogate, WindowSurrogate
 from learner.update.batching.batch import make_batch
 from learner.update.credit_assignment import Estimates, TokenAdvantages, assign_credit
 from learner.update.objective.adaptive import algorithm_at, first_state, state_at, total_optimizer_steps
-from protocol.messages.segments import Reward, Turn
+from protocol.messages.episodes import Reward, Turn
 from tests.trajectories import make_group, make_trajectory
 
 

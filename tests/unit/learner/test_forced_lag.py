@@ -10,9 +10,7 @@ from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
 from protocol import names
 from protocol.codec import decode, encode_arrays, encode_delivery
-from protocol.messages.delivery import Deliver
-from protocol.messages.segments import Reward, Segment, Turn
-from protocol.messages.tasks import PutTasks, Task
+from protocol.messages.episodes import Deliver, PutTasks, Reward, Segment, Task, Turn
 
 
 class System:

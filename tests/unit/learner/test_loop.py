@@ -26,7 +26,7 @@ from learner.settings.replay import ReplayConfig
 from learner.units import Counts, Unit
 from learner.update.report import UpdateReport
 from protocol.failures import FailureCounts
-from protocol.messages.segments import Failure, Reward
+from protocol.messages.episodes import Failure, Reward
 from protocol.version_line import VersionLine
 from tests.trajectories import make_trajectory
 

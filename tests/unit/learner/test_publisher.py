@@ -146,7 +146,7 @@ def test_a_version_that_fails_behind_the_learner_ends_it_with_the_cause(publishe
 
     match stage:
         case "hashes":
-            monkeypatch.setattr("protocol.weights.preallocated.digest", fail)
+            monkeypatch.setattr("protocol.weights.files.digest", fail)
         case "manifest":
             monkeypatch.setattr(Path, "write_bytes", half)
         case "rename":

@@ -18,8 +18,7 @@ from learner.metrics import Report, rollout_metrics
 from learner.replay.file import decode_item, encode_item
 from learner.trainer import Trainer
 from protocol.codec import decode, encode_arrays, encode_delivery
-from protocol.messages.delivery import Deliver
-from protocol.messages.segments import Reward, Segment, Turn
+from protocol.messages.episodes import Deliver, Reward, Segment, Turn
 from tests.trajectories import make_trajectory
 
 REWARDS = [Reward("exact", 1, 1.0), Reward("format", 1, 0.5), Reward("length", 1, -3.0)]

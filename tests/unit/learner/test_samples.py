@@ -23,7 +23,7 @@ from learner.samples.sample_log import SampleLog, make_sample
 from learner.samples.show import escaped, markdown_table
 from learner.samples.texts import PART_TOKENS, PARTS, open_tokenizer, parts_of
 from learner.update.report import mean_advantages
-from protocol.messages.segments import Failure, Reward
+from protocol.messages.episodes import Failure, Reward
 from tests.trajectories import batch_of, make_trajectory
 
 RNG = np.random.default_rng(0)

@@ -4,7 +4,7 @@ import pytest
 
 from learner.errors import GpuKept
 from learner.process.shared_gpu import SharedGpu
-from protocol.gpu_lock import GpuLock
+from protocol.processes import GpuLock
 
 
 def test_the_learner_says_who_keeps_the_gpu(tmp_path):

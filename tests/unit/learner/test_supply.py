@@ -10,11 +10,18 @@ from learner.config import LearnerConfig
 from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
 from learner.units import newest_version
-from protocol.messages.delivery import CheckpointWanted, Deliver, Dropped, Held
-from protocol.messages.peers import Refused
-from protocol.messages.segments import Reward, Turn
-from protocol.messages.tasks import LeaseTask, TaskCredit, TaskRejected
-from protocol.messages.weights import PublishWeights
+from protocol.messages.episodes import (
+    CheckpointWanted,
+    Deliver,
+    Dropped,
+    Held,
+    LeaseTask,
+    Reward,
+    TaskCredit,
+    TaskRejected,
+    Turn,
+)
+from protocol.messages.peers import PublishWeights, Refused
 from tests.broker_driver import Driver
 
 DELIVER = {"groups": "group", "trajectories": "trajectory", "windows": "segment"}

@@ -8,7 +8,7 @@ import pytest
 
 from learner.errors import BrokenTrajectory
 from learner.segments import assemble
-from protocol.messages.segments import Reward, Segment, Turn
+from protocol.messages.episodes import Reward, Segment, Turn
 from tests.trajectories import make_trajectory
 
 

@@ -18,7 +18,7 @@ from learner.trajectory import RouteLayers
 from learner.units import Counts
 from learner.update.report import UpdateReport
 from protocol.arrays import SegmentArrays
-from protocol.messages.segments import Segment, Turn
+from protocol.messages.episodes import Segment, Turn
 from protocol.version_line import VersionLine
 from tests.trajectories import batch_of, make_trajectory, with_routes
 

@@ -11,8 +11,7 @@ from learner.intake.curriculum import Curriculum
 from learner.intake.deliveries import receive
 from learner.intake.intake import Intake
 from protocol.codec import decode, encode_arrays, encode_delivery
-from protocol.messages.delivery import Deliver, Dropped
-from protocol.messages.segments import Reward, Segment, Turn
+from protocol.messages.episodes import Deliver, Dropped, Reward, Segment, Turn
 
 CONFIG = LearnerConfig(group_size=1, batch_trajectories=2, max_policy_lag=1, train_on="windows")
 PROMPT, WINDOW = 2, 3

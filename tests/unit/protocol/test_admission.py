@@ -6,7 +6,7 @@ from broker.errors import NameInUse, WrongKey
 from broker.peer_socket import MAX_IDENTITIES, REVOKED, Identities
 from protocol.messages.peers import Heartbeat, Hello
 from protocol.security import key_files
-from protocol.security.handshakes import MAX_ADDRESSES, RELOAD_S, Admission, Rate, TokenBucket
+from protocol.security.guard import MAX_ADDRESSES, RELOAD_S, Admission, Rate, TokenBucket
 from protocol.security.keys import principal, public_key
 
 ACTORS = frozenset({"actor"})

@@ -7,6 +7,7 @@ import pytest
 from protocol import codec
 from protocol.codec import (
     PRELUDE,
+    AnyMessage,
     check_frames,
     decode,
     decode_delivery,
@@ -18,14 +19,9 @@ from protocol.codec import (
     unpack_arrays,
 )
 from protocol.errors import LimitExceeded, Malformed, ProtocolError, VersionMismatch
-from protocol.messages.any_message import AnyMessage
-from protocol.messages.array_specs import ArraySpec
-from protocol.messages.delivery import Deliver
-from protocol.messages.fields import MAX_ARRAYS
-from protocol.messages.generators import Generate
-from protocol.messages.peers import Heartbeat, Hello
-from protocol.messages.segments import Segment
-from protocol.messages.tasks import PutTasks, Task, TaskCredit
+from protocol.messages.episodes import Deliver, PutTasks, Segment, Task, TaskCredit
+from protocol.messages.fields import MAX_ARRAYS, ArraySpec
+from protocol.messages.peers import Generate, Heartbeat, Hello
 
 MESSAGES = AnyMessage.__args__
 

@@ -6,7 +6,7 @@ import socket
 import pytest
 import zmq
 
-from protocol.security.connections import Connection
+from protocol.security.guard import Connection
 
 
 @pytest.fixture

@@ -4,12 +4,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from protocol.codec import MAX_HEADER_BYTES, PRELUDE, decode, encode, encode_arrays, encode_delivery
-from protocol.envelopes import MAX_ENCLOSED, MAX_ENVELOPE_BYTES, enclose, messages_in, open_envelope
+from protocol.codec import (
+    MAX_ENCLOSED,
+    MAX_ENVELOPE_BYTES,
+    MAX_HEADER_BYTES,
+    PRELUDE,
+    decode,
+    enclose,
+    encode,
+    encode_arrays,
+    encode_delivery,
+    messages_in,
+    open_envelope,
+)
 from protocol.errors import LimitExceeded, Malformed, VersionMismatch
-from protocol.messages.delivery import Deliver
-from protocol.messages.generators import Abort, Chunk
-from protocol.messages.tasks import PutTasks, Task, TaskCredit
+from protocol.messages.episodes import Deliver, PutTasks, Task, TaskCredit
+from protocol.messages.peers import Abort, Chunk
 from tests.hearing import heard
 
 CREDIT = {"type": "task_credit", "tasks": 1}

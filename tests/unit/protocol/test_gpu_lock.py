@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from protocol.gpu_lock import VARIABLE, GpuLock, lock_of_environment
+from protocol.processes import VARIABLE, GpuLock, lock_of_environment
 
 LIMIT_S = 20.0
 

@@ -8,13 +8,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from protocol.errors import KeysUnusable
-from protocol.security.http_token import (
-    TOKEN_FILE,
-    TokenCheck,
-    authorization_header,
-    read_tokens,
-    require_token,
-)
+from protocol.security.http import TOKEN_FILE, TokenCheck, authorization_header, read_tokens, require_token
 
 TOKEN, OTHER = "ab" * 32, "cd" * 32
 

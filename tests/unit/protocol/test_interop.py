@@ -6,8 +6,8 @@ import pytest
 
 from protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES, check_frames, decode, encode, unpack_arrays
 from protocol.errors import LimitExceeded, VersionMismatch
+from protocol.messages.episodes import Segment, Turn
 from protocol.messages.peers import Hello
-from protocol.messages.segments import Segment, Turn
 from tests.broker_driver import Driver, group, segment_frames
 
 DTYPES = {"i4": "<i4", "i8": "<i8", "u1": "u1", "f4": "<f4", "f8": "<f8"}

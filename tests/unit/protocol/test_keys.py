@@ -8,8 +8,14 @@ import zmq
 
 from protocol.errors import KeysUnusable
 from protocol.security import key_files
-from protocol.security.http_tls import CERTIFICATE_FILE, PRIVATE_FILE, client_context, server_context
-from protocol.security.http_token import TOKEN_FILE, read_tokens
+from protocol.security.http import (
+    CERTIFICATE_FILE,
+    PRIVATE_FILE,
+    TOKEN_FILE,
+    client_context,
+    read_tokens,
+    server_context,
+)
 from protocol.security.key_files import HTTP_FILES
 from protocol.security.keys import ROLES, AllowList, key_pair, principal, public_key, signature
 

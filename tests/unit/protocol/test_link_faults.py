@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
-from protocol import link, sockets
+from protocol import sockets
+from protocol import sockets as link
 from protocol.codec import encode
 from protocol.errors import LinkDown
-from protocol.link import AsyncLink, ThreadLink
+from protocol.messages.episodes import TaskCredit
 from protocol.messages.peers import Drain, Hello, Welcome
-from protocol.messages.tasks import TaskCredit
 from protocol.session import Progress
-from protocol.sockets import UNSENT_LIMIT, AsyncSocket
+from protocol.sockets import UNSENT_LIMIT, AsyncLink, AsyncSocket, ThreadLink
 from tests.hearing import heard
 
 HELLO = Hello(role="actor", peer="a", incarnation=1)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.environments.results import checked_marks
+from actors.env_results import checked_marks
 from actors.errors import EnvironmentFailed
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
@@ -24,8 +24,7 @@ from learner.replay.file import decode_item, encode_item
 from learner.segments import assemble
 from learner.trainer import Trainer
 from protocol.codec import decode, encode_arrays, unpack_arrays
-from protocol.messages.segments import Reward, TurnMark
-from protocol.messages.tasks import Task
+from protocol.messages.episodes import Reward, Task, TurnMark
 from tests.broker_driver import Driver, group, segment_frames
 from tests.trajectories import make_turns
 

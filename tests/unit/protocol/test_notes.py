@@ -5,9 +5,8 @@ import pytest
 
 from protocol.codec import MINOR, decode, encode
 from protocol.errors import Malformed
+from protocol.messages.episodes import LeaseTask, PutTasks, Task, TaskStart, Turn
 from protocol.messages.fields import MAX_PREFIX_BYTES, MAX_TEXT
-from protocol.messages.segments import Turn
-from protocol.messages.tasks import LeaseTask, PutTasks, Task, TaskStart
 from tests.broker_driver import Driver, group
 
 TASK = Task(task_id="1g0r1.0", env="e", group_id="1g0r1", group_size=1, note="Begin with 7.")

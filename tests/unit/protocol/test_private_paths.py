@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from protocol.errors import NameTaken
-from protocol.private_paths import is_own_folder, make_private_folder, open_private_file
+from protocol.files import is_own_folder, make_private_folder, open_private_file
 
 STRANGER = 54_321
 

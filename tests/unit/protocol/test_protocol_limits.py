@@ -13,13 +13,18 @@ from broker.core.admission import MAX_TASK_BYTES
 from protocol import messages
 from protocol.codec import MAX_HEADER_BYTES, MAX_QUOTED, PRELUDE, decode, encode, unpack_arrays
 from protocol.errors import Malformed, ProtocolError
-from protocol.messages.array_specs import ArraySpec
-from protocol.messages.fields import MAX_NAME, MAX_SOURCES, Count, Ids
-from protocol.messages.generators import Generate, Generators
-from protocol.messages.peers import Heartbeat, Hello, QueueStats, Refused
-from protocol.messages.segments import Segment, SegmentAck
-from protocol.messages.tasks import LeaseTask, PutTasks, Sampling
-from protocol.messages.weights import PublishWeights, WeightsReady
+from protocol.messages.episodes import LeaseTask, PutTasks, Sampling, Segment, SegmentAck
+from protocol.messages.fields import MAX_NAME, MAX_SOURCES, ArraySpec, Count, Ids
+from protocol.messages.peers import (
+    Generate,
+    Generators,
+    Heartbeat,
+    Hello,
+    PublishWeights,
+    QueueStats,
+    Refused,
+    WeightsReady,
+)
 from tests.broker_driver import Driver, group, segment_frames
 
 MODULES = [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.generator.open_requests import MAX_REQUESTS, MAX_REQUESTS_OF_ACTOR
+from actors.generator.requests import MAX_REQUESTS, MAX_REQUESTS_OF_ACTOR
 from broker.core.actors import DRAINING, FULL
 from broker.core.admission import MAX_TASK_BYTES
 from broker.core.ledger import OUTCOMES
@@ -13,10 +13,9 @@ from broker.core.peers import MAX_GAUGES, MAX_MERGED, MAX_PEERS
 from broker.core.tasks import REMEMBERED_TASKS
 from protocol import codec
 from protocol.arrays import TOKEN_ARRAYS
-from protocol.envelopes import MAX_ENCLOSED
+from protocol.codec import MAX_ENCLOSED, AnyMessage
 from protocol.messages import fields
-from protocol.messages.any_message import AnyMessage
-from protocol.messages.segments import Segment
+from protocol.messages.episodes import Segment
 
 ROOT = Path(__file__).resolve().parents[3]
 SPEC = (ROOT / "protocol" / "SPEC.md").read_text()

@@ -10,12 +10,10 @@ from msgspec import inspect
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
 from broker.output_commit import NEED_NOT_WAIT
-from protocol.messages.any_message import AnyMessage
-from protocol.messages.array_specs import ArraySpec
-from protocol.messages.generators import GeneratorInfo
-from protocol.messages.peers import Hello, Welcome
-from protocol.messages.segments import Failure, Reward, Turn, TurnMark
-from protocol.messages.tasks import Sampling, Task, TaskStart
+from protocol.codec import AnyMessage
+from protocol.messages.episodes import Failure, Reward, Sampling, Task, TaskStart, Turn, TurnMark
+from protocol.messages.fields import ArraySpec
+from protocol.messages.peers import GeneratorInfo, Hello, Welcome
 from protocol.session import MISSED_BEATS, SLOW_BROKER_S
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -15,7 +15,7 @@ from learner.families.reactions import settle
 from learner.settings.optimizer import OptimizerConfig
 from learner.update.engine import TrainingEngine
 from protocol import names
-from protocol.messages.segments import Reward, Turn
+from protocol.messages.episodes import Reward, Turn
 from tests.integration.learner.published import weights_of
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.trajectories import make_trajectory

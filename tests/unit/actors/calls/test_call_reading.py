@@ -7,9 +7,16 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from actors.calls.library import PACKAGE
-from actors.calls.reading import CallReading
-from actors.calls.written import ARGUMENTS, NAME, TOOL, WrittenCall, opens_thought, written_calls
+from actors.calls import (
+    ARGUMENTS,
+    NAME,
+    PACKAGE,
+    TOOL,
+    CallReading,
+    WrittenCall,
+    opens_thought,
+    written_calls,
+)
 from actors.chat_template import ChatTemplate
 from actors.render import Renderer
 from envs.agent.chat import make_reply, parse_request
@@ -102,7 +109,7 @@ def library(request, monkeypatch):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_calls_of_each_family_that_writes_some_are_read_without_a_library(name):
-    from actors.calls.reading import CallReading
+    from actors.calls import CallReading
 
     text = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
     template = ChatTemplate(text, {"bos_token": "<s>"}, ends=FAMILIES[name][0])
@@ -182,9 +189,8 @@ def reply_to(text):
 
 
 def test_the_environment_of_an_episode_gets_the_known_form(sections, library):
-    from actors.episodes.answers import TurnSampler
-    from actors.episodes.clock import EpisodeClock
-    from protocol.messages.tasks import Sampling, Task
+    from actors.episode_parts import EpisodeClock, TurnSampler
+    from protocol.messages.episodes import Sampling, Task
 
     renderer = sections()
     task = Task(

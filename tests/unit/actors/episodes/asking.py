@@ -6,13 +6,13 @@ from contextlib import suppress
 
 import numpy as np
 
-from actors.environments.runner import EnvironmentRunner
+from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.errors import GenerationFailed, TurnRefused
 from actors.sampled import Sampled
 from envs.agent.requests import OneAtATime, PolicyRequest, RequestNews
 from envs.base import StepResult
-from protocol.messages.tasks import LeaseTask, Sampling, Task
+from protocol.messages.episodes import LeaseTask, Sampling, Task
 from tests.unit.actors.test_episode import EOS, Letters
 
 LIMIT_S = 30.0

@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from actors.episode import Bounds
-from actors.episodes.segment_stream import SegmentStream
+from actors.episode_parts import SegmentStream
 from actors.errors import GenerationFailed, Infrastructure, TurnRefused
 from learner.segments import assemble
 from tests.unit.actors.episodes.asking import LIMIT_S, Declined, Pieces, play

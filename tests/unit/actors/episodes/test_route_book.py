@@ -4,12 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors import route_book
+from actors import segments
 from actors.sampled import Routes, Sampled
 from actors.segments import Closing, SegmentCutter
 from protocol.codec import encode_arrays
-from protocol.messages.segments import SegmentAck
-from protocol.messages.tasks import Task
+from protocol.messages.episodes import SegmentAck, Task
 from tests.broker_driver import Driver
 
 TASK = Task(task_id="t", env="e", group_id="g", group_size=1)
@@ -37,8 +36,8 @@ def turns(draw):
 @given(turns(), st.integers(1, 8), st.integers(1, 12), st.integers(1, 3), st.booleans())
 def test_each_row_leaves_once_with_its_token(found, limit, rows_of_message, width, again):
     """``again``: a turn asks for all rows of its context anew, so that tokens have several."""
-    before = route_book.MAX_ROUTE_BYTES
-    route_book.MAX_ROUTE_BYTES = rows_of_message * (4 + width)
+    before = segments.MAX_ROUTE_BYTES
+    segments.MAX_ROUTE_BYTES = rows_of_message * (4 + width)
     try:
         cuts, expected, context = [], [], {-1: []}
         cutter = SegmentCutter(TASK, "t.0", limit)
@@ -56,7 +55,7 @@ def test_each_row_leaves_once_with_its_token(found, limit, rows_of_message, widt
             last = number == len(found) - 1
             cuts += cutter.close_turn({}, "stop", Closing("finished") if last else None)
     finally:
-        route_book.MAX_ROUTE_BYTES = before
+        segments.MAX_ROUTE_BYTES = before
     got, total = [], cutter.tokens
     for cut in cuts:
         if "routed_token" in cut.arrays:
@@ -78,14 +77,14 @@ def test_the_broker_takes_segments_with_rows_and_those_that_have_nothing_else():
     driver.actor()
     (lease,) = driver.leases()
     cutter = SegmentCutter(TASK, f"t.{lease.attempt}", 4)
-    before = route_book.MAX_ROUTE_BYTES
-    route_book.MAX_ROUTE_BYTES = 3 * 8
+    before = segments.MAX_ROUTE_BYTES
+    segments.MAX_ROUTE_BYTES = 3 * 8
     try:
         cuts = cutter.observe([1] * 9)
         cuts += cutter.act(sampled(2, list(range(10)), 4))
         cuts += cutter.close_turn({}, "stop", Closing("finished"))
     finally:
-        route_book.MAX_ROUTE_BYTES = before
+        segments.MAX_ROUTE_BYTES = before
     assert [cut.segment.tokens for cut in cuts].count(0) > 0
     for cut in cuts:
         answers = driver.say_frames("actor", encode_arrays(*cut))

@@ -8,12 +8,18 @@ import pytest
 
 from actors.generator import serving
 from actors.generator.vllm_engine.routes import RouteReader
-from actors.generator_client.chunks import AnswerInterrupted, sampled_of, with_held
-from actors.generator_client.connection import Arrived
-from actors.generator_client.turn_request import TurnRequest, generate_message, routed
+from actors.generator_client import (
+    AnswerInterrupted,
+    Arrived,
+    TurnRequest,
+    generate_message,
+    routed,
+    sampled_of,
+    with_held,
+)
 from actors.sampled import Routes, nothing, routes_in
 from protocol.codec import decode, encode_arrays, unpack_arrays
-from protocol.messages.generators import Chunk
+from protocol.messages.peers import Chunk
 from tests.unit.actors.episodes import asking
 from tests.unit.actors.generator.test_generator_serving import Desk, sampled
 from tests.unit.actors.test_episode import DONE, Env, Script, play, say

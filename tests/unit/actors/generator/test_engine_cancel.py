@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.generator.http_engine.engine import HttpEngine
-from actors.generator.vllm_engine.engine import VllmEngine
-from actors.generator.vllm_engine.stats import SchedulerGauges
+from actors.generator.http_engine import HttpEngine
+from actors.generator.vllm_engine.engine import SchedulerGauges, VllmEngine
 from protocol.weights.format import Manifest
 
 MANIFEST = Manifest(run="r", epoch=0, version=1, nbytes=0, tensors=[], root="", chunk_bytes=1, chunks=b"")

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.generator.vllm_engine.map_ahead import map_ahead
-from actors.generator.weights import file_ahead
-from actors.generator.weights.file_ahead import FileAhead
+from actors.generator.vllm_engine.engine import map_ahead
+from actors.generator.weights import tensors
+from actors.generator.weights.tensors import FileAhead
 
 
 def make_file(folder, name, content):
@@ -37,8 +37,8 @@ def test_a_file_that_cannot_be_mapped_is_ready_and_taking_it_raises(tmp_path):
 
 
 def test_a_kernel_that_cannot_populate_maps_the_file_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_ahead, "POPULATE_READ", 9999)
-    assert bytes(file_ahead.mapped(make_file(tmp_path, "one", b"first")).numpy()) == b"first"
+    monkeypatch.setattr(tensors, "POPULATE_READ", 9999)
+    assert bytes(tensors.mapped(make_file(tmp_path, "one", b"first")).numpy()) == b"first"
 
 
 class Workers:
@@ -57,7 +57,7 @@ class Workers:
     ("device", "calls"), [("cuda", [("map_ahead", "data"), ("is_mapped",), ("is_mapped",)]), ("cpu", [])]
 )
 def test_all_workers_of_a_gpu_have_mapped_the_file_before_the_pause(device, calls, monkeypatch):
-    monkeypatch.setattr("actors.generator.vllm_engine.map_ahead.POLL_S", 0.0)
+    monkeypatch.setattr("actors.generator.vllm_engine.engine.POLL_S", 0.0)
     workers = Workers(device)
     asyncio.run(map_ahead(workers, Path("data")))
     assert workers.calls == calls

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from actors.config import GeneratorConfig
-from actors.generator.engine import AlwaysAwake
-from actors.generator.generator import Generator
-from actors.generator.model_folder import ModelFacts
-from actors.generator.process import serve_generator
+from actors.generator.engine import AlwaysAwake, ModelFacts
+from actors.generator.generator import Generator, serve_generator
 from actors.generator.weights.staging import Announced
 from protocol.errors import AddressRefused
 from protocol.weights.format import Manifest
@@ -76,7 +74,7 @@ def test_a_load_that_hangs_ends_the_generator_after_the_deadline_of_its_size():
 
 
 def test_staging_that_hangs_ends_the_generator(monkeypatch):
-    monkeypatch.setattr("actors.generator.weights.updater.STAGE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("actors.generator.weights.staging.STAGE_TIMEOUT_S", 0.1)
 
     async def main():
         hanging = generator(Staged(seconds=0.5))

@@ -1,6 +1,6 @@
 """Test when a draining generator may leave the actors that are connected to it."""
 
-from actors.generator.guests import SILENT_S, Guests
+from actors.generator.requests import SILENT_S, Guests
 
 
 def test_without_actors_a_generator_may_leave_at_once():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from actors.generator.model_folder import read_model_facts
+from actors.generator.engine import read_model_facts
 from protocol.errors import WeightsError
 from protocol.weights.format import layout
 

@@ -5,10 +5,8 @@ from collections import Counter
 
 import pytest
 
-from actors.generator_client.connection import order
-from actors.generator_client.pool import GeneratorPool
-from protocol.messages.generators import GeneratorInfo
-from protocol.messages.peers import Goodbye, Hello, Welcome
+from actors.generator_client import GeneratorPool, connection_order
+from protocol.messages.peers import GeneratorInfo, Goodbye, Hello, Welcome
 from tests.broker_driver import Driver
 
 
@@ -64,9 +62,9 @@ def test_no_generator_is_idle_with_twice_as_many_requests(monkeypatch, generator
 
 
 def test_all_actors_agree_on_the_circle():
-    ranks = [order(names, place=5) for names in (["b", "a", "c"], ["c", "b", "a"])]
+    ranks = [connection_order(names, place=5) for names in (["b", "a", "c"], ["c", "b", "a"])]
     assert ranks[0] == ranks[1]
-    assert order([], place=3) == {}
+    assert connection_order([], place=3) == {}
 
 
 def test_an_actor_keeps_its_place_and_one_that_leaves_makes_room():

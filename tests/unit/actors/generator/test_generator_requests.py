@@ -3,7 +3,7 @@
 import pytest
 
 from actors.generator.requests import HOLD_TIMEOUT_S, RequestBook, stamp, why_invalid
-from protocol.messages.generators import Generate
+from protocol.messages.peers import Generate
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,13 @@ import pytest
 
 from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused, UpdateRefused
-from actors.generator.engine import AlwaysAwake
-from actors.generator.model_folder import ModelFacts
+from actors.generator.engine import AlwaysAwake, ModelFacts
 from actors.generator.requests import HOLD_TIMEOUT_S
 from actors.generator.serving import KEEP_ALIVE_S, Serving
-from actors.generator.weights.staging import Announced, NewestWins, Stage
-from actors.generator.weights.updater import WeightUpdater
+from actors.generator.weights.staging import Announced, NewestWins, Stage, WeightUpdater
 from actors.sampled import Sampled
-from protocol.codec import decode, encode, encode_arrays, unpack_arrays
-from protocol.envelopes import enclose
-from protocol.messages.generators import Abort, Generate
-from protocol.messages.peers import Drain
+from protocol.codec import decode, enclose, encode, encode_arrays, unpack_arrays
+from protocol.messages.peers import Abort, Drain, Generate
 from protocol.weights.files import write_version
 
 FACTS = ModelFacts(vocab_size=50, eos_ids=[1, 2], shapes={"a": ("F32", (2,))})

@@ -10,8 +10,14 @@ import pytest
 
 import actors.generator.weights.staging
 from actors.generator.weights.cache import Cache
-from actors.generator.weights.staging import Announced, NewestWins, Stage, link_or_copy, tensor_table
-from actors.generator.weights.updater import WeightUpdater
+from actors.generator.weights.staging import (
+    Announced,
+    NewestWins,
+    Stage,
+    WeightUpdater,
+    link_or_copy,
+    tensor_table,
+)
 from protocol.errors import NameTaken, WeightsError
 from protocol.weights.files import write_version
 from protocol.weights.format import DATA, read_manifest

@@ -5,12 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from actors.generator.engine import Request
-from actors.generator.sleeping import hold_together, sleeping
-from actors.generator.weights.staging import Announced, NewestWins
-from actors.generator.weights.updater import WeightUpdater
+from actors.generator.engine import Request, hold_together, sleeping
+from actors.generator.weights.staging import Announced, NewestWins, WeightUpdater
 from actors.sampled import Sampled, nothing
-from protocol.gpu_lock import GpuLock
+from protocol.processes import GpuLock
 from protocol.weights.format import Manifest
 
 LIMIT_S = 20.0

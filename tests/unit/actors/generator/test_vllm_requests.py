@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from actors.generator.engine import Request
-from actors.generator.vllm_engine.engine import VllmEngine
-from actors.generator.vllm_engine.stats import SchedulerGauges
+from actors.generator.vllm_engine.engine import SchedulerGauges, VllmEngine
 
 
 @pytest.mark.parametrize(("wanted", "start"), [(None, 5), (0, 0), (3, 3), (5, 5)])

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.generator.vllm_engine.stats import SchedulerGauges, why_crowded
+from actors.generator.vllm_engine.engine import SchedulerGauges, why_crowded
 
 
 def step(usage, waiting, *, queries=0, hits=0, preempted=0):

@@ -6,8 +6,7 @@ import threading
 import pytest
 import torch
 
-from actors.generator.weights.tensor_file import tensors_in
-from actors.generator.weights.to_device import DeviceReader
+from actors.generator.weights.tensors import DeviceReader, tensors_in
 
 SIZES = {"F32": 4, "BF16": 2, "U8": 1, "I64": 8}
 ALL = 10**9

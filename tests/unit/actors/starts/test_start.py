@@ -4,18 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from actors.environments.results import MAX_INFO_BYTES, checked_hints
+from actors.env_results import MAX_INFO_BYTES, checked_hints
 from actors.episode import Bounds
 from actors.errors import ActorError, EnvironmentFailed
-from actors.start import repeated_turns, with_note
+from actors.play_steps import repeated_turns, with_note
 from learner.errors import BrokenTrajectory
 from learner.families.branching import prefix_of
 from learner.families.family import ChildTask
 from learner.families.retries import behind_prompt
 from learner.families.waiting import DIVERGED
 from learner.segments import assemble
-from protocol.messages.segments import Reward, Turn
-from protocol.messages.tasks import TaskStart
+from protocol.messages.episodes import Reward, TaskStart, Turn
 from tests.unit.actors.test_episode import DONE, Env, Script, play, say
 
 

@@ -10,10 +10,16 @@ from broker.journal.records import Kind
 from broker.output_commit import OutputCommit
 from broker.recovery import Snapshot, snapshot
 from protocol.codec import decode, encode
-from protocol.messages.delivery import Checkpointed, Commit, DeliveryCredit
+from protocol.messages.episodes import (
+    Checkpointed,
+    Commit,
+    DeliveryCredit,
+    LeaseTask,
+    PutTasks,
+    SegmentAck,
+    TaskCredit,
+)
 from protocol.messages.peers import Hello
-from protocol.messages.segments import SegmentAck
-from protocol.messages.tasks import LeaseTask, PutTasks, TaskCredit
 from tests.broker_driver import group, segment_frames
 from tests.journals import DEADLINE_S, small
 

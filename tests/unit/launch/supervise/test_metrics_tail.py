@@ -13,7 +13,7 @@ from launch.supervise.terminal.end_table import held_out_rows
 from launch.supervise.terminal.metrics_tail import MEAN, SMOOTHED_STEPS, MetricsTail
 from launch.supervise.terminal.panel import Panel
 from launch.supervise.terminal.progress_line import progress_line
-from protocol.whole_files import write_whole
+from protocol.files import write_whole
 
 CONFIG = check({"model": {"path": "m"}, "env": {"name": "calculator"}}, "doc")
 

@@ -7,7 +7,7 @@ import pytest
 from learner.gauges.declared import declared
 from learner.intake.evaluation import result_of
 from learner.settings.evaluation import EvaluationConfig
-from protocol.messages.segments import Failure
+from protocol.messages.episodes import Failure
 from tests.trajectories import make_trajectory
 
 SOLVED = make_trajectory("t", correct=True, reward=1.0)

@@ -12,7 +12,7 @@ from learner.intake.curriculum import Curriculum
 from learner.intake.exchange import Exchange
 from learner.intake.signal_watch import SOLVED, SignalWatch
 from learner.settings.evaluation import EvaluationConfig
-from protocol.messages.delivery import (
+from protocol.messages.episodes import (
     Checkpointed,
     CheckpointWanted,
     Commit,
@@ -20,10 +20,9 @@ from protocol.messages.delivery import (
     DeliveryCredit,
     Dropped,
     Held,
+    PutTasks,
 )
-from protocol.messages.peers import Drain
-from protocol.messages.tasks import PutTasks
-from protocol.messages.weights import PublishWeights
+from protocol.messages.peers import Drain, PublishWeights
 from tests.trajectories import make_trajectory
 
 

@@ -19,10 +19,8 @@ from learner.retrain.recorded import RecordedStep, RecordedUnit
 from learner.retrain.retrain import RecordedBatches
 from protocol import names
 from protocol.codec import MAX_HEADER_BYTES, decode, encode, encode_arrays, encode_delivery
-from protocol.messages.delivery import Deliver, Dropped
+from protocol.messages.episodes import Deliver, Dropped, Reward, Sampling, Segment, Task, TaskStart, Turn
 from protocol.messages.fields import MAX_TEXT
-from protocol.messages.segments import Reward, Segment, Turn
-from protocol.messages.tasks import Sampling, Task, TaskStart
 
 HINTS = {"kind": "hint", "shares": [0.5, 1.0], "deadline_s": 10.0}
 MEMBER = {"kind": "hint", "shares": [0.5, 1.0], "members": 1}

@@ -17,9 +17,8 @@ from learner.intake.intake import Intake
 from learner.settings.advantages import GroupAdvantage
 from learner.settings.evaluation import EvaluationConfig
 from protocol.codec import decode, encode_arrays, encode_delivery
-from protocol.messages.delivery import Deliver, Dropped
+from protocol.messages.episodes import Deliver, Dropped, Reward, Segment, Turn
 from protocol.messages.peers import QueueStats
-from protocol.messages.segments import Reward, Segment, Turn
 from tests.trajectories import make_trajectory
 
 CONFIG = LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=0)

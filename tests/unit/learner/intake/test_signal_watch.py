@@ -7,7 +7,7 @@ import pytest
 from learner.config import LearnerConfig
 from learner.errors import NothingToLearn, Stopped
 from learner.intake.signal_watch import SOLVED, SignalWatch
-from protocol.messages.segments import Failure
+from protocol.messages.episodes import Failure
 from tests.trajectories import make_trajectory
 
 CONFIG = LearnerConfig(max_failed_episodes=64, max_uniform_groups=8, data_timeout_s=300.0)

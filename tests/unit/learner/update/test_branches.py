@@ -14,7 +14,7 @@ from learner.metrics import rollout_metrics
 from learner.update.batching.cutting import make_micro_batches
 from learner.update.policy import PolicyModule, micro_batch_inputs
 from learner.update.ranks import RunUpdate, decode_batch, encode_batch
-from protocol.messages.segments import Turn
+from protocol.messages.episodes import Turn
 from tests.integration.learner.tiny_qwen3 import tiny_model
 from tests.trajectories import batch_of, make_trajectory
 

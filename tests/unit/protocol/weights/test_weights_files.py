@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 
 import protocol.weights.files
-import protocol.weights.preallocated
 from protocol.errors import WeightsError
-from protocol.weights.chunks import digest, digests, file_chunks
-from protocol.weights.files import untouched, verify_bytes, write_version
+from protocol.weights.files import (
+    BackgroundHashes,
+    PreallocatedFile,
+    digest,
+    digests,
+    file_chunks,
+    untouched,
+    verify_bytes,
+    write_version,
+)
 from protocol.weights.format import DATA, read_manifest
-from protocol.weights.preallocated import BackgroundHashes, PreallocatedFile
 
 SHAPES = {
     "first": ("F32", (700,)),
@@ -28,7 +34,7 @@ SHAPES = {
 def manifest_path(tmp_path, monkeypatch):
     monkeypatch.setattr(protocol.weights.files, "CHUNK_BYTES", 1_024)
     # Two chunks are hashed at a time.
-    monkeypatch.setattr(protocol.weights.preallocated, "HASHED_TOGETHER_BYTES", 2_500)
+    monkeypatch.setattr(protocol.weights.files, "HASHED_TOGETHER_BYTES", 2_500)
     rng = np.random.default_rng(0)
     sizes = {"first": 2_800, "empty": 0, "second": 7_600, "third": 11}
     tensors = ((name, memoryview(rng.bytes(size))) for name, size in sizes.items())
@@ -117,7 +123,7 @@ def test_want_of_room_is_an_error_and_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize("step", [256, 1_000, 4_096, 10_000])
 def test_hashes_are_of_every_step_whatever_the_pieces(monkeypatch, step):
-    monkeypatch.setattr(protocol.weights.preallocated, "HASHED_TOGETHER_BYTES", 1_000)
+    monkeypatch.setattr(protocol.weights.files, "HASHED_TOGETHER_BYTES", 1_000)
     content = np.random.default_rng(1).bytes(9_001)
     hashes = BackgroundHashes(memoryview(content), step)
     for written in (1, 4_500, 4_501):

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from protocol.errors import WeightsError
-from protocol.weights.format import layout
-from protocol.weights.model_folder import check_names, replaced_shapes
+from protocol.weights.format import check_names, layout, replaced_shapes
 
 EMBEDDINGS = {"model.embed_tokens.weight": ("F32", (4, 2))}
 HEAD = {"lm_head.weight": ("F32", (4, 2))}

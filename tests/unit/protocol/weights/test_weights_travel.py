@@ -10,16 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.generator.weights.cache import in_order
-from actors.generator.weights.cache_folder import cache_folder
+from actors.generator.weights.cache import cache_folder, in_order
 from launch.run_file.rules import contradictions
 from launch.run_file.sections import RunConfig
 from launch.supervise.posts import posts
 from launch.weights_role import weights_url
 from protocol.errors import WeightsError
-from protocol.weights.chunks import FileChunk, chunks, damaged, digests, missing, spans
-from protocol.weights.delta import apply_delta, make_delta
-from protocol.weights.files import write_version
+from protocol.weights.files import (
+    FileChunk,
+    apply_delta,
+    chunks,
+    damaged,
+    digests,
+    make_delta,
+    missing,
+    spans,
+    write_version,
+)
 from protocol.weights.format import (
     DATA,
     MAX_TENSORS,
@@ -29,7 +36,7 @@ from protocol.weights.format import (
     read_manifest,
     root_hash,
 )
-from protocol.weights.open_versions import MAX_NAMELESS, VersionOpener, versions_to_close
+from protocol.weights.server import MAX_NAMELESS, VersionOpener, versions_to_close
 
 SHAPES = {"a": ("F32", (3, 5)), "b": ("F32", (7,))}
 

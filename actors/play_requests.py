@@ -1,0 +1,490 @@
+"""Plays an episode whose environment asks for several answers at a time, see `envs.agent.requests.HasRequests`.
+
+A trajectory is one array of tokens, so turns that are sampled at the same time are put into one order:
+
+    sampled     A  ###############        trajectory   prompt A ############### prompt B ###### prompt C ########
+    over time   B      ######
+                C            ########
+
+The order is that of the first tokens. The first turn that has not ended is written while it is sampled, and those
+behind it are kept until it ends. A turn begins only after the answer that it continues, so it stands behind it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from actors.conversation import Observation
+from actors.env_results import (
+    check_conversation,
+    checked_limit,
+    closing_of,
+    earlier_rewards,
+    finite_rewards,
+    no_room,
+)
+from actors.episode_parts import EpisodeParts
+from actors.errors import ActorError, EnvironmentFailed
+from actors.generator_client import routed
+from actors.sampled import Sampled
+from actors.segments import Closing, SegmentCutter
+from envs.agent.requests import HasRequests, PolicyRequest, RequestNews, in_order
+from envs.base import StepResult, TurnFacts
+from protocol.arrays import SegmentArrays
+from protocol.messages.episodes import Reward
+from protocol.messages.fields import TrajectoryStatus
+
+
+@dataclass
+class _Turn:
+    prompt: list[int]
+    """Tokens in front of the answer that are in no earlier turn."""
+    after: int
+    pieces: list[Sampled] = field(default_factory=list)
+    """What was sampled, and is not written yet."""
+    reason: str = ""
+    ended: bool = False
+    left: bool = False
+    written: bool = False
+    """Whether its prompt is written."""
+    index: int = -1
+    """Index of the answer in the trajectory, once it is written."""
+
+
+class TurnLine:
+    """The turns of one trajectory, by the numbers of their requests.
+
+    Args:
+        cutter: gets the turns in their order.
+
+    Example:
+        >>> import numpy as np
+        >>> from protocol.messages.episodes import Task
+        >>> def some(n): return Sampled(np.full(n, n, "i4"), np.zeros(n, "f4"), np.zeros(n, "i4"))
+        >>> line = TurnLine(SegmentCutter(Task(task_id="t", env="e", group_id="g", group_size=1), "t.0", 64))
+        >>> line.add(0, [8], after=-1); line.add(1, [9, 9], after=-1)
+        >>> [line.act(0, some(1)), line.act(1, some(2)), line.end(1, "stop")]
+        [[], [], []]
+        >>> [cut.arrays["token_ids"].tolist() for cut in [*line.end(0, "stop"), *line.close({}, Closing("finished"))]]
+        [[8, 1], [9, 9, 2, 2]]
+    """
+
+    def __init__(self, cutter: SegmentCutter) -> None:
+        self._cutter = cutter
+        self._turns: dict[int, _Turn] = {}
+        self._order: list[int] = []
+        self._at = 0
+        """Place in the order of the turn that is being written."""
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the requests with tokens, in the order of the trajectory."""
+        return list(self._order)
+
+    @property
+    def indices(self) -> list[int]:
+        """Indices of the answers that are written, in order."""
+        return [self._turns[number].index for number in self._order if self._turns[number].written]
+
+    @property
+    def left(self) -> list[int]:
+        """Numbers of the requests whose answers nobody got."""
+        return [number for number in self._order if self._turns[number].left]
+
+    @property
+    def unended(self) -> list[int]:
+        """Numbers of the requests with tokens whose answers have not ended."""
+        return [number for number in self._order if not self._turns[number].ended]
+
+    def add(self, number: int, prompt: list[int], *, after: int) -> None:
+        """Note a request. It gets its place with its first token.
+
+        Args:
+            prompt: tokens in front of its answer that are in no earlier turn, at least one.
+            after: number of the request whose answer they continue; -1: none.
+        """
+        assert prompt, "a turn without a prompt has no place of its own"
+        self._turns[number] = _Turn(prompt, after)
+
+    def act(self, number: int, sampled: Sampled) -> list[SegmentArrays]:
+        """Append tokens to an answer. Return the segments that are full."""
+        turn = self._turns[number]
+        assert not turn.ended, f"the turn of request {number} has ended"
+        if not len(sampled):
+            return []
+        if number not in self._order:
+            self._order.append(number)
+        turn.pieces.append(sampled)
+        return self._write()
+
+    def end(self, number: int, reason: str) -> list[SegmentArrays]:
+        """End an answer. Return the segments that are full."""
+        turn = self._turns[number]
+        turn.reason, turn.ended = reason, True
+        return self._write()
+
+    def leave(self, number: int) -> list[SegmentArrays]:
+        """End an answer that nobody gets, wherever it stands. Return the segments that are full."""
+        turn = self._turns.get(number)
+        if turn is None:
+            return []
+        turn.left = True
+        return [] if turn.ended else self.end(number, "left")
+
+    def close(
+        self, rewards: Mapping[str, float], closing: Closing, earlier: Sequence[Reward] = ()
+    ) -> list[SegmentArrays]:
+        """Return the last segment. All turns have ended, and at least one has tokens."""
+        assert all(self._turns[number].ended for number in self._order), "a turn has not ended"
+        return self._cutter.close_turn(dict(rewards), self.last_reason, closing, earlier=earlier)
+
+    @property
+    def last_reason(self) -> str:
+        """Why the last turn ended."""
+        return self._turns[self._order[-1]].reason
+
+    def _write(self) -> list[SegmentArrays]:
+        cuts: list[SegmentArrays] = []
+        while self._at < len(self._order):
+            turn = self._turns[self._order[self._at]]
+            if not turn.written:
+                cuts += self._begin(turn)
+            for piece in turn.pieces:
+                cuts += self._cutter.act(piece)
+            turn.pieces = []
+            if not turn.ended or self._at + 1 == len(self._order):
+                break
+            self._at += 1
+        return cuts
+
+    def _begin(self, turn: _Turn) -> list[SegmentArrays]:
+        """Write a prompt, behind the end of the turn before it."""
+        cuts: list[SegmentArrays] = []
+        if self._at:
+            cuts += self._cutter.close_turn({}, self._turns[self._order[self._at - 1]].reason)
+        cuts += self._cutter.observe(turn.prompt, self._turns[turn.after].index if turn.after >= 0 else -1)
+        turn.written, turn.index = True, self._cutter.turn + 1
+        turn.prompt = []
+        return cuts
+
+
+@dataclass(eq=False)
+class WantedAnswer:
+    """A request that waits, or whose answer is sampled."""
+
+    request: PolicyRequest
+    observation: Observation
+    most: int = 0
+    """Most tokens of its answer. They are kept free for it while it is sampled."""
+    tokens: list[int] = field(default_factory=list)
+    task: "asyncio.Task[None] | None" = None
+
+    @property
+    def number(self) -> int:
+        return self.request.number
+
+    @property
+    def prompt_turn(self) -> int:
+        """Number of its new messages among the turns of `actors.conversation`."""
+        return 2 * self.number
+
+    @property
+    def answer_turn(self) -> int:
+        return 2 * self.number + 1
+
+
+class RequestRoom:
+    """Turns and tokens that are left to a trajectory. Those of answers that are sampled now are kept free for them.
+
+    Args:
+        parts: the episode's parts, of which its limits and its conversations are used.
+    """
+
+    def __init__(self, parts: EpisodeParts) -> None:
+        self.begun = 0
+        """Number of requests whose sampling has begun."""
+        self._sampling, self._max_turns, self._talks = (
+            parts.task.sampling,
+            parts.max_turns,
+            parts.conversations,
+        )
+        self._void = self._ended_tokens = 0
+
+    def why_not(self, wanted: WantedAnswer, live: Collection[WantedAnswer]) -> str:
+        """Return the limit that keeps a request from being answered, or "", and set the most tokens of its answer.
+
+        Args:
+            live: requests whose answers are sampled.
+
+        Raises:
+            ActorError: it is the first one, and leaves no room for an answer.
+        """
+        sampling, length = self._sampling, self._talks.length(wanted.observation)
+        if not self.begun and length >= self._talks.longest:
+            raise no_room(length, self._talks.bound, self._talks.longest)
+        if self.begun - self._void >= self._max_turns:
+            return "max_turns"
+        kept = sum(len(other.observation.token_ids) + other.most for other in live)
+        room = sampling.max_trajectory_tokens - self._ended_tokens - kept - len(wanted.observation.token_ids)
+        if room <= 0:
+            return "max_trajectory_tokens"
+        if self._talks.too_long(wanted.observation):
+            return self._talks.bound
+        most = min(sampling.max_turn_tokens, self._talks.longest - length)
+        if wanted.request.limit is not None:
+            most = min(most, checked_limit(wanted.request.limit))
+        wanted.most = 0 if live and room < most else min(room, most)
+        return ""
+
+    def count(self, wanted: WantedAnswer) -> None:
+        """Count the tokens of an answer that is over. Without a token, it is not in the trajectory."""
+        if wanted.tokens:
+            self._ended_tokens += len(wanted.observation.token_ids) + len(wanted.tokens)
+        else:
+            self._void += 1
+
+
+LOOK_S = 2.0
+"""Time after which the environment is asked anew for news while answers are sampled."""
+LEAVE_S = 10.0
+"""Longest time that the sampling of an answer may take to end once nobody wants it."""
+
+
+class RequestPlay:
+    """Samples all requests of an environment that wait, at the same time.
+
+    A request waits only if the tokens that are left to the trajectory may not suffice for it and for those that are
+    sampled. So it gets the same room as if they were answered one after the other.
+    """
+
+    def __init__(self, env: HasRequests, parts: EpisodeParts) -> None:
+        self._env, self._parts, self._task = env, parts, parts.task
+        self._calls, self._talks, self._stream = parts.calls, parts.conversations, parts.stream
+        self._line = TurnLine(parts.stream.cutter)
+        self._new: deque[PolicyRequest] = deque()
+        self._next: WantedAnswer | None = None
+        """First of those that wait, with its messages as tokens."""
+        self._live: dict[int, WantedAnswer] = {}
+        """Requests whose answers are sampled, by number."""
+        self._news: asyncio.Task[RequestNews] | None = None
+        self._room = RequestRoom(parts)
+        self._rest: list[SegmentArrays] = []
+        """Segments of answers that nobody gets, which are not sent yet."""
+        self._generators: dict[int, str] = {}
+        """Generator of each answer: the next turn of its conversation goes there, where its context is cached."""
+        self._given: set[int] = set()
+        """Numbers of the answers that the environment has."""
+
+    async def play(self) -> TrajectoryStatus:
+        """Play to the end. Return the status with which the trajectory was closed.
+
+        Raises:
+            ActorError: the environment or the answer is at fault, or the first prompt leaves no room.
+            Infrastructure: neither is at fault.
+        """
+        await self._calls.ask(self._env.begin, dict(self._task.data))
+        limit, over = "", False
+        try:
+            while not over:
+                limit = await self._begin_all()
+                if limit and not self._live:
+                    break
+                over = await self._hear()
+        finally:
+            await self._leave_all()
+        await self._stream.send(self.rest())
+        return await self._close("finished", "") if over else await self._close("truncated", limit)
+
+    def rest(self) -> list[SegmentArrays]:
+        """Return segments of what was sampled and was not sent."""
+        rest, self._rest = self._rest, []
+        return rest
+
+    # --- requests that wait -------------------------------------------------------------------------------
+
+    async def _begin_all(self) -> str:
+        """Begin all requests for which there is room. Return why the first of the others has none, or ""."""
+        while self._next is not None or self._new:
+            if self._next is None and (wanted := await self._rendered(self._new.popleft())) is not None:
+                self._next = wanted
+            if self._next is None:
+                continue
+            if why := self._room.why_not(self._next, self._live.values()):
+                return why
+            if not self._next.most:
+                # It waits for those that are sampled now.
+                return "max_trajectory_tokens"
+            self._begin(self._next)
+            self._next = None
+        return ""
+
+    async def _rendered(self, request: PolicyRequest) -> WantedAnswer | None:
+        """Return a request with its messages as tokens; None if it is declined."""
+        if request.after >= 0 and 2 * request.after + 1 not in self._talks.answers:
+            raise EnvironmentFailed(
+                f"environment: request {request.number} follows {request.after}, which has no answer"
+            )
+        try:
+            observation = self._observation(request)
+        except ActorError as error:
+            await self._calls.ask(self._env.decline, request.number, str(error), False, on_loop=True)
+            return None
+        # An agent that knows this error may go on in a shorter conversation, if there is room for it.
+        if self._task.sampling.max_context_tokens and self._talks.too_long(observation):
+            why = f"a branch has at most {self._talks.longest} tokens"
+            await self._calls.ask(self._env.decline, request.number, why, True, on_loop=True)
+            return None
+        return WantedAnswer(request, observation)
+
+    def _observation(self, request: PolicyRequest) -> Observation:
+        check_conversation(request.messages, "next_requests")
+        if request.after < 0:
+            observation = self._talks.anew(request.messages, request.tools)
+        else:
+            observation = self._talks.behind(2 * request.after + 1, request.messages)
+        if not observation.token_ids:
+            raise ActorError("the chat template adds nothing for these messages")
+        return observation
+
+    def _begin(self, wanted: WantedAnswer) -> None:
+        """Have a request sampled."""
+        self._talks.observed(wanted.prompt_turn, wanted.observation)
+        after = wanted.observation.after
+        self._line.add(wanted.number, wanted.observation.token_ids, after=after // 2 if after >= 0 else -1)
+        self._live[wanted.number] = wanted
+        wanted.task = asyncio.create_task(self._answer(wanted, self._room.begun))
+        self._room.begun += 1
+
+    # --- answers ------------------------------------------------------------------------------------------
+
+    async def _answer(self, wanted: WantedAnswer, turn: int) -> None:
+        """Sample an answer, and give it to the environment."""
+        prompt, observation = self._talks.context(wanted.observation), wanted.observation
+        sampler, keep_special = self._parts.sampler, bool(observation.tools)
+        request = sampler.request(
+            turn,
+            prompt,
+            wanted.most,
+            min_version=self._stream.min_version,
+            preferred=self._generators.get(observation.after, ""),
+            routed=self._talks.routed(observation.after),
+        )
+        reason, known = "", self._talks.routed(observation.after)
+        with self._parts.clock.working():
+            async with aclosing(sampler.pieces(request, keep_special=keep_special)) as pieces:
+                async for sampled in pieces:
+                    reason = sampled.finish_reason
+                    self._generators[wanted.answer_turn] = sampled.generator
+                    wanted.tokens += sampled.token_ids.tolist()
+                    known = routed(known, [sampled])
+                    await self._stream.send(self._line.act(wanted.number, sampled))
+            self._talks.answered(wanted.answer_turn, wanted.tokens, after=wanted.prompt_turn, routed=known)
+            await self._stream.send(self._line.end(wanted.number, reason))
+            facts = TurnFacts(len(prompt), len(wanted.tokens), cut=reason == "length")
+            text = sampler.text_of(wanted.tokens, keep_special=keep_special)
+
+            def answer() -> None:
+                # What the environment has counts, whatever ends this call.
+                self._env.answer(wanted.number, text, facts)
+                self._given.add(wanted.number)
+
+            await self._calls.ask(answer, on_loop=True, timed=False)
+
+    async def _hear(self) -> bool:
+        """Wait until something has happened, and note it. Return whether the environment has ended."""
+        if self._news is None:
+            self._news = asyncio.create_task(self._ask_news())
+        answering = {wanted.task for wanted in self._live.values() if wanted.task is not None}
+        # Each call of the environment has a deadline of its own, and so has each wait for a generator.
+        await asyncio.wait(
+            {self._news, *answering}, timeout=self._calls.timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        for wanted in [w for w in self._live.values() if w.task is not None and w.task.done()]:
+            self._finish(wanted)
+        if not self._news.done():
+            return False
+        news, self._news = self._news.result(), None
+        self._new.extend(news.new)
+        for number in news.withdrawn:
+            await self._withdraw(number)
+        return news.ended
+
+    async def _ask_news(self) -> RequestNews:
+        """Ask the environment for news: while answers are sampled, it may be silent for as long as that takes."""
+        wait_s = min(LOOK_S, self._calls.timeout_s / 2) if self._live else None
+        news = await self._calls.ask(self._env.next_requests, wait_s, timed=not self._live)
+        if not isinstance(news, RequestNews):
+            raise EnvironmentFailed(f"environment: next_requests returned {news!r:.200}, not RequestNews")
+        return news
+
+    def _finish(self, wanted: WantedAnswer) -> None:
+        """Take over the end of an answer's task. Raise its error, if it has failed."""
+        assert wanted.task is not None
+        del self._live[wanted.number]
+        self._room.count(wanted)
+        wanted.task.result()
+
+    # --- ends ---------------------------------------------------------------------------------------------
+
+    async def _withdraw(self, number: int) -> None:
+        """Forget a request that nobody wants an answer to. What was sampled is recorded, and not trained."""
+        if self._next is not None and self._next.number == number:
+            self._next = None
+            return
+        if waiting := [request for request in self._new if request.number == number]:
+            self._new.remove(waiting[0])
+            return
+        await self._end_tasks([self._live[number]] if number in self._live else [])
+        await self._stream.send(self._line.leave(number))
+
+    async def _leave_all(self) -> None:
+        """End the sampling of all answers, which nobody gets any more."""
+        try:
+            if self._news is not None:
+                self._news.cancel()
+                await _over({self._news})
+                self._news = None
+            await self._end_tasks(list(self._live.values()))
+        finally:
+            # The deadline may end these waits.
+            for number in self._line.unended:
+                self._rest += self._line.leave(number)
+
+    async def _end_tasks(self, wanted: list[WantedAnswer]) -> None:
+        tasks = {one.task for one in wanted if one.task is not None}
+        for task in tasks:
+            task.cancel()
+        await _over(tasks)
+        for one in wanted:
+            del self._live[one.number]
+            self._room.count(one)
+
+    async def _close(self, status: TrajectoryStatus, why: str) -> TrajectoryStatus:
+        """Close the trajectory.
+
+        Args:
+            why: the limit at which it ends; "": it ends as its last turn did.
+        """
+        result: StepResult = await self._calls.result(self._env.outcome, status != "finished")
+        numbers = self._line.numbers
+        if not numbers:
+            raise EnvironmentFailed("environment: the episode ended, and no answer was sampled")
+        nobodys = set(numbers) - self._given | set(self._line.left)
+        result = in_order(replace(result, auxiliary=[*result.auxiliary, *nobodys]), numbers)
+        indices = self._line.indices
+        closing = closing_of(status, why or self._line.last_reason, result, self._task, indices)
+        earlier = earlier_rewards(result, indices)
+        await self._stream.send(self._line.close(finite_rewards(result), closing, earlier))
+        return status
+
+
+async def _over(tasks: "set[asyncio.Task[Any]]") -> None:
+    """Wait until tasks that were cancelled are over. Their errors, if they have any, came of the end."""
+    if tasks:
+        await asyncio.wait(tasks, timeout=LEAVE_S)
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()

@@ -1,0 +1,153 @@
+"""Files that are there as a whole or not at all; and private ones in shared memory, where others make names, too."""
+
+import os
+import pwd
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from protocol.errors import NameTaken
+
+
+def write_whole(
+    path: Path, content: bytes | str, *, mode: int = 0o666, durable: bool = True, shared: bool = False
+) -> None:
+    """Write or replace a file.
+
+    Args:
+        content: text is written as UTF-8.
+        mode: permissions of the new file, less the process's umask.
+        durable: sync the content and the name to the disk.
+        shared: several processes may write this file at the same time.
+
+    Raises:
+        OSError: the file could not be written; the old file is unchanged.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "epoch"
+        >>> write_whole(path, "3")
+        >>> path.read_text(), [file.name for file in path.parent.iterdir()]
+        ('3', ['epoch'])
+    """
+    with whole_file(path, durable=durable, shared=shared) as partial:
+        # O_EXCL, so that an existing file or link of this name is never written to.
+        partial.unlink(missing_ok=True)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def whole_file(path: Path, *, durable: bool = True, shared: bool = False) -> Iterator[Path]:
+    """Yield a temporary path to write to, and rename it to the file's name when the block ends.
+
+    If the block ends with an exception, the temporary file is removed.
+
+    Args:
+        durable: sync the content and the name to the disk.
+        shared: several processes may write this file at the same time.
+    """
+    unique = f"-{os.getpid()}-{secrets.token_hex(4)}" if shared else ""
+    partial = path.with_name(f"{path.name}.partial{unique}")
+    try:
+        yield partial
+        if durable:
+            sync_file(partial)
+        partial.replace(path)
+        if durable:
+            sync_folder(path.parent)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def sync_file(path: Path) -> None:
+    """Sync the content of a file to the disk; the content of a folder is the names in it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+sync_folder = sync_file
+"""Sync names that were created or changed in a folder to the disk."""
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder that only this user may enter. An existing folder has to be this user's.
+
+    Raises:
+        NameTaken: the name is a link, a file, or a folder of a different user.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp()) / "offbeat-run"
+        >>> make_private_folder(folder), is_own_folder(folder)
+        (None, True)
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if not is_own_folder(folder):
+            raise taken(folder) from None
+
+
+def is_own_folder(path: Path) -> bool:
+    """Return whether this is a folder of this user, and no link."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def open_private_file(path: Path) -> int:
+    """Open a file of this user for reading and writing, or make it. Return its descriptor. It keeps its content.
+
+    Raises:
+        NameTaken: the name is a link, no regular file, has a second name, or belongs to a different user.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    while True:
+        try:
+            return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            pass
+        try:
+            descriptor = os.open(path, flags)
+        except FileNotFoundError:
+            # Its owner has removed it in between.
+            continue
+        except OSError:
+            raise taken(path) from None
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink <= 1:
+            return descriptor
+        os.close(descriptor)
+        raise taken(path)
+
+
+def taken(path: Path) -> NameTaken:
+    """Return the error that says who has a name."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return NameTaken(f"{path} cannot be made; another process keeps taking the name")
+    kind = {stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", stat.S_IFREG: "a file"}
+    what = kind.get(stat.S_IFMT(found.st_mode), "a special file")
+    return NameTaken(
+        f"{path} is {what} of user {_name(found.st_uid)}, and this process is of user {_name(os.geteuid())}; "
+        "have it removed, or give the run folder a different name"
+    )
+
+
+def _name(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} ({uid})"
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,133 @@
+"""Processes of one host: none outlives the process that started it, and a lock says who may use a shared GPU."""
+
+import ctypes
+import fcntl
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+# Loaded at import, because nothing may be imported between fork and exec.
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def die_with_parent(parent: int = 0) -> None:
+    """Ask Linux to SIGKILL this process when the thread that started it ends; do nothing on other systems.
+
+    Args:
+        parent: process id of the parent, which may be dead already. 0 means the parent process that
+            `multiprocessing` knows, if there is one.
+
+    Raises:
+        OSError: the kernel refused the request.
+    """
+    if _LIBC is None:
+        return
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if not parent:
+        started_by = multiprocessing.parent_process()
+        parent = (started_by.pid or 0) if started_by is not None else 0
+    # The parent may have died before the request.
+    if parent and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+VARIABLE = "OFFBEAT_GPU_LOCK"
+"""Environment variable with the folder of the lock. Processes without it share no GPU in this way."""
+HELD, WANTED = "held.lock", "wanted.lock"
+LOOK_S = 0.01
+"""Time between two looks at the lock."""
+
+
+class GpuLock:
+    """One process's view of the lock.
+
+    Args:
+        folder: folder of the lock files; it is made.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> learner, generator = GpuLock(folder), GpuLock(folder)
+        >>> generator.take_together(), learner.take_alone()
+        (True, False)
+        >>> generator.release()
+        >>> learner.take_alone(), generator.take_together()
+        (True, False)
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._held, self._wanted = (
+            os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) for name in (HELD, WANTED)
+        )
+
+    def take_together(self) -> bool:
+        """Take the lock beside others that take it together, unless somebody wants it alone.
+
+        Returns:
+            Whether this process holds it now.
+        """
+        return not self.wanted_alone() and _locked(self._held, fcntl.LOCK_SH)
+
+    def take_alone(self) -> bool:
+        """Take the lock alone. Return whether this process holds it now."""
+        return _locked(self._held, fcntl.LOCK_EX)
+
+    def release(self) -> None:
+        """Release the lock; nothing happens if this process does not hold it."""
+        fcntl.flock(self._held, fcntl.LOCK_UN)
+
+    def wanted_alone(self) -> bool:
+        """Return whether somebody waits until the lock is free for it alone."""
+        if _locked(self._wanted, fcntl.LOCK_SH):
+            fcntl.flock(self._wanted, fcntl.LOCK_UN)
+            return False
+        return True
+
+    def wait_alone(
+        self,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> float:
+        """Wait until this process holds the lock alone. Return the seconds that it took.
+
+        Raises:
+            TimeoutError: others held it for ``timeout_s``.
+        """
+        began = clock()
+        try:
+            while not self.take_alone():
+                # It fails while a different process looks at it in `wanted_alone`, so it is tried at every look.
+                _locked(self._wanted, fcntl.LOCK_EX)
+                if clock() - began > timeout_s:
+                    raise TimeoutError
+                sleep(LOOK_S)
+        finally:
+            fcntl.flock(self._wanted, fcntl.LOCK_UN)
+        return clock() - began
+
+    def close(self) -> None:
+        """Close the files, which releases everything."""
+        os.close(self._held)
+        os.close(self._wanted)
+
+
+def lock_of_environment() -> GpuLock | None:
+    """Return the lock that this process takes part in; None if it takes part in none."""
+    folder = os.environ.get(VARIABLE)
+    return GpuLock(Path(folder)) if folder else None
+
+
+def _locked(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
