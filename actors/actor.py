@@ -22,8 +22,7 @@ from actors.generator_client import GeneratorPool
 from actors.render import Renderer
 from actors.uplink import LeasedEpisodes, SegmentSender
 from envs.base import Suite
-from envs.config import EnvConfig
-from envs.registry import make_suite
+from envs.registry import EnvConfig, make_suite
 from protocol.codec import AnyMessage
 from protocol.messages.episodes import CancelTask, LeaseTask, SegmentAck, SegmentCredit
 from protocol.messages.peers import Drain, Generators, Hello, Refused

@@ -1,6 +1,6 @@
 """Reads the tool calls in a model's answers, and writes them in a form that every environment knows.
 
-Environments read the forms of `envs.tools.calls`. If these read what the chat template writes, an answer reaches the
+Environments read the forms of `envs.calls`. If these read what the chat template writes, an answer reaches the
 environment as it was sampled. Otherwise a reader of the package renderers (optional; it needs neither torch nor
 transformers) is tried, and its calls are written as `<tool_call>` with JSON. Readers are tried by a call as the
 template writes it. Only texts change: the tokens stay what was sampled.
@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 from actors.chat_template import ChatTemplate
 from actors.errors import TemplateUnusable
 from envs.base import ChatMessage, ToolSchema
-from envs.tools.calls import Call, find_calls
+from envs.calls import Call, find_calls
 
 NAME = "look_up_word"
 ARGUMENTS: Mapping[str, Any] = {"word": "two words", "count": 7}

@@ -20,7 +20,7 @@ from typing import Any
 
 from actors.errors import EnvironmentFailed, EnvironmentStuck
 from envs.base import HasGauges, Suite
-from envs.blame import place_of_coroutine, place_of_error, place_of_thread
+from envs.user_code import place_of_coroutine, place_of_error, place_of_thread
 from protocol.gauges import ENV
 
 MAX_LEFT_BEHIND = 64

@@ -18,8 +18,7 @@ from actors.failures import FAILURES
 from actors.play_requests import RequestPlay
 from actors.play_steps import StepPlay
 from actors.segments import Closing
-from envs.agent.requests import HasRequests
-from envs.base import CodeCaller, Env, Suite
+from envs.base import CodeCaller, Env, HasRequests, Suite
 from protocol.failures import describe
 from protocol.messages.episodes import LeaseTask
 

@@ -14,8 +14,8 @@ from actors.generator_client import TurnRequest
 from actors.sampled import Sampled
 from actors.segments import SegmentCutter
 from envs.base import CodeCaller, Env, HasGiveUp, StepResult, can_refuse
-from envs.blame import place_of_error
 from envs.errors import ServiceFailed
+from envs.user_code import place_of_error
 from protocol.arrays import SegmentArrays
 from protocol.messages.episodes import Task
 

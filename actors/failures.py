@@ -8,7 +8,7 @@ from types import CodeType
 import msgspec
 
 from actors.errors import ActorError, EnvironmentFailed, Infrastructure
-from envs.blame import place, shown
+from envs.user_code import place, shown
 from protocol.failures import MAX_KINDS, FailureCounts, describe
 from protocol.messages.episodes import Failure
 from protocol.messages.fields import MAX_FAILURE_TEXT, MAX_NAME, MAX_PLACE

@@ -1,4 +1,4 @@
-"""Plays an episode whose environment asks for several answers at a time, see `envs.agent.requests.HasRequests`.
+"""Plays an episode whose environment asks for several answers at a time, see `envs.base.HasRequests`.
 
 A trajectory is one array of tokens, so turns that are sampled at the same time are put into one order:
 
@@ -31,8 +31,7 @@ from actors.errors import ActorError, EnvironmentFailed
 from actors.generator_client import routed
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
-from envs.agent.requests import HasRequests, PolicyRequest, RequestNews, in_order
-from envs.base import StepResult, TurnFacts
+from envs.base import HasRequests, PolicyRequest, RequestNews, StepResult, TurnFacts, in_order
 from protocol.arrays import SegmentArrays
 from protocol.messages.episodes import Reward
 from protocol.messages.fields import TrajectoryStatus

@@ -12,9 +12,9 @@ from typing import Any
 from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
 from envs.errors import EnvError
 from envs.reasoning_gym_suite import opening, task_of
-from envs.scoring.family import Family
-from envs.scoring.sandbox import Sandbox
+from envs.scoring.questions import Family
 from envs.scoring.scorer import Scorer
+from envs.scoring.worker_process import Sandbox
 
 MOST_DIGITS = 12
 _NUMBER = rf"-?[0-9]{{1,{MOST_DIGITS}}}"

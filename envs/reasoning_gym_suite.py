@@ -5,9 +5,9 @@ from typing import Any
 
 from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
 from envs.errors import EnvError
-from envs.scoring.family import Family
-from envs.scoring.sandbox import Sandbox
+from envs.scoring.questions import Family
 from envs.scoring.scorer import Question, Scorer
+from envs.scoring.worker_process import Sandbox
 
 
 class ReasoningGymSuite:

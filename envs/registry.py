@@ -1,4 +1,4 @@
-"""Finds and makes the suite that the run file names."""
+"""Settings of the environment, and the suite that they name."""
 
 import inspect
 from collections.abc import Callable
@@ -6,15 +6,34 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from envs.base import Suite
-from envs.blame import in_one_line
 from envs.errors import EnvError, UnknownEnv
-from envs.user_code import code_beside_run_file, code_file, load_callable, nearest
+from envs.user_code import code_beside_run_file, code_file, in_one_line, load_callable, nearest
+from protocol.section import Section
+
+
+class EnvConfig(Section):
+    """Section `[env]` of the run file."""
+
+    name: str
+    """Environment: `rows`, `tools`, `agent`, `gymnasium`, `minigrid`, `skyrl_gym`, `textworld`, `openenv`, `remote`,
+    `reasoning_gym`, `calculator`, or your own as `module:attribute` or `path/to/file.py:attribute`. Your own is a
+    callable that takes `params` as keyword arguments and returns an `envs.base.Suite`. A file is looked for in the
+    working folder, then in the run file's folder. Several environments are several tables `[[env]]`, each with `name`,
+    `params`, `weight` and `label`."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the suite."""
+    content: str = ""
+    """Hash of the files that a built-in suite reads. Offbeat fills it in when a run starts, so that an actor that is
+    started later refuses changed files."""
+
 
 BUILT_IN = {
     "reasoning_gym": "envs.reasoning_gym_suite:ReasoningGymSuite",
     "calculator": "envs.calculator:CalculatorSuite",
-    "several": "envs.several.suite:SeveralSuite",
+    "several": "envs.several:SeveralSuite",
     "rows": "envs.rows.suite:RowsSuite",
     "tools": "envs.tools.suite:ToolsSuite",
     "agent": "envs.agent.suite:AgentSuite",
@@ -22,7 +41,7 @@ BUILT_IN = {
     "skyrl_gym": "envs.gym.skyrl:SkyrlGymSuite",
     "textworld": "envs.gym.textworld:TextWorldSuite",
     "minigrid": "envs.gym.minigrid:MiniGridSuite",
-    "openenv": "envs.openenv.suite:OpenEnvSuite",
+    "openenv": "envs.openenv:OpenEnvSuite",
     "remote": "envs.remote.suite:RemoteSuite",
 }
 

@@ -13,7 +13,7 @@ from benchmarks.envs.random_prompt import PromptSuite
 from benchmarks.generation.meter import Outcome, Work
 from benchmarks.generation.program import rate, spread
 from benchmarks.generation.system import System
-from envs.config import EnvConfig
+from envs.registry import EnvConfig
 from protocol.security import key_files
 
 OURS, PEER, PEER_LOGPS = "ours", "vllm serve", "vllm serve, log-probs"

@@ -16,9 +16,9 @@ import numpy as np
 from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
 from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
-from envs.scoring.family import Family
-from envs.scoring.sandbox import Sandbox
+from envs.scoring.questions import Family
 from envs.scoring.scorer import Question, Scorer
+from envs.scoring.worker_process import Sandbox
 
 NOISE = "stuvwxyz"
 """Letters without a meaning. They make prompts differ, so that the warm start cannot memorise a prompt."""

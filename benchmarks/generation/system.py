@@ -16,7 +16,7 @@ from typing import Any
 from actors.config import ActorConfig, GeneratorConfig
 from benchmarks.generation.meter import Meter, Outcome, Work, children
 from broker.config import BrokerConfig
-from envs.config import EnvConfig
+from envs.registry import EnvConfig
 from launch.processes.ports import free_port
 from protocol.codec import decode_delivery
 from protocol.messages.episodes import Commit, Deliver, DeliveryCredit, PutTasks, Sampling, Task

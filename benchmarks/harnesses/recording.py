@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from envs.agent.episode import AgentEpisode
-from envs.agent.requests import PolicyRequest, RequestNews
 from envs.agent.suite import AgentSuite
-from envs.base import ChatMessage, Env, Split, StepResult, TurnFacts
+from envs.base import ChatMessage, Env, PolicyRequest, RequestNews, Split, StepResult, TurnFacts
 
 SHOWN = 300
 """Characters of a message that are kept. Longer ones are instructions of the harness, equal in all requests."""

@@ -1,6 +1,8 @@
-"""Requests and answers of the route `/v1/chat/completions`, in the form of OpenAI's API. Pure.
+"""Requests and answers of the route `/v1/chat/completions`, in OpenAI's form, and what all routes share. Pure.
 
-A turn is sampled whole, and a request with `stream` gets it as one burst of events.
+A turn is sampled whole, and a request with `stream` gets it as one burst of events. The bound on an answer's length is
+obeyed. What else a request says about sampling is the learner's: it is recorded, and the answers that do not do what
+was demanded are counted.
 """
 
 import json
@@ -10,11 +12,77 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.agent.history import text_of
-from envs.agent.settings import demands_call, fields_ignored, limit_in, settings_in
+from envs.agent.message_tree import text_of
 from envs.base import ChatMessage, ToolSchema, TurnFacts
+from envs.calls import Call, begins_call, find_calls, without_thought
 from envs.errors import EnvError
-from envs.tools.calls import Call, begins_call, find_calls, without_thought
+
+RECORDED = ("temperature", "top_p", "top_k", "seed", "tool_choice")
+"""Settings that the trajectory's info tells, and that nobody obeys."""
+BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+SHOWN = 64
+"""Characters of a setting that are recorded."""
+
+
+def limit_in(content: Mapping[str, Any]) -> int | None:
+    """Return the smallest of the bounds that a request sets on its answer; None if it sets none.
+
+    Raises:
+        EnvError: a bound is no whole number of at least 1.
+
+    Example:
+        >>> limit_in({"max_tokens": 9, "max_completion_tokens": 5})
+        5
+    """
+    given = {name: content[name] for name in BOUNDS if content.get(name) is not None}
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise EnvError(f"{name} = {value!r:.200}: give a whole number of at least 1")
+    return min(given.values(), default=None)
+
+
+def settings_in(content: Mapping[str, Any]) -> dict[str, str | float]:
+    """Return the settings of a request that are recorded.
+
+    Example:
+        >>> settings_in({"temperature": 0.2, "seed": None, "tool_choice": {"type": "any"}})
+        {'temperature': 0.2, 'tool_choice': 'any'}
+    """
+    found: dict[str, str | float] = {}
+    for name in RECORDED:
+        value = content.get(name)
+        value = value.get("type") if isinstance(value, Mapping) else value
+        if isinstance(value, int | float):
+            found[name] = value
+        elif isinstance(value, str):
+            found[name] = value[:SHOWN]
+    return found
+
+
+def demands_call(content: Mapping[str, Any]) -> bool:
+    """Return whether a request wants an answer with a tool call.
+
+    Example:
+        >>> [demands_call({"tool_choice": choice}) for choice in ("required", "auto", {"type": "tool"}, None)]
+        [True, False, True, False]
+    """
+    choice = content.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, Mapping) else choice
+    return kind in ("required", "any", "function", "tool")
+
+
+def fields_ignored(content: Mapping[str, Any], *read: str) -> int:
+    """Return how many fields of a request nobody reads.
+
+    Args:
+        read: the fields that its route reads, apart from those of this module.
+
+    Example:
+        >>> fields_ignored({"messages": [], "seed": 1, "store": False, "metadata": {}}, "messages")
+        2
+    """
+    return len(set(content) - {"model", "tools", "stream", *RECORDED, *BOUNDS, *read})
+
 
 _BLOCKS = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
 _THOUGHT = re.compile(r"(?:<think>)?(.*)</think>", re.DOTALL)
@@ -154,14 +222,14 @@ def message_of(message: Any) -> ChatMessage:
     role = "system" if message["role"] == "developer" else message["role"]
     made: ChatMessage = {"role": role, "content": text_of(message.get("content"))}
     if calls := message.get("tool_calls"):
-        made["tool_calls"] = [_call(call) for call in calls]
+        made["tool_calls"] = [_call_with_values(call) for call in calls]
     for key in ("tool_call_id", "name"):
         if isinstance(message.get(key), str):
             made[key] = message[key]
     return made
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _call_with_values(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call.get("function") or {})
     # Chat templates write arguments as JSON, so they need the values. What is not JSON stays a text.
     with suppress(TypeError, ValueError, RecursionError):

@@ -1,36 +1,114 @@
-"""The HTTP server that agents speak to: `http://127.0.0.1:PORT/s/SESSION/v1`.
-
-It runs in the event loop of the environments. Other hosts reach it only with TLS.
-"""
+"""The HTTP server that agents speak to: `http://127.0.0.1:PORT/s/SESSION/v1`. Other hosts reach it only with TLS."""
 
 import asyncio
 import json
+import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from envs.agent.chat import (
-    ChatRequest,
-    Reply,
-    chunks,
-    completion,
-    error_body,
-    error_event,
-    parse_request,
+from envs.agent.chat import ChatRequest, Reply, chunks, completion, error_body, error_event, parse_request
+from envs.agent.messages import (
+    message_answer,
+    message_error,
+    message_error_event,
+    message_events,
+    parse_messages_request,
 )
-from envs.agent.counts import AgentCounts
-from envs.agent.messages import message_answer, message_error_event, message_events, parse_messages_request
-from envs.agent.messages_route import PATH as MESSAGES_PATH
-from envs.agent.messages_route import in_messages_form
-from envs.agent.place import LISTEN, EndpointPlace, place_of
 from envs.agent.responses import parse_responses_request, response, response_error_event, response_events
-from envs.agent.session import AgentSession, ConversationFull, SessionGivenUp, SessionOver
+from envs.agent.session import AgentCounts, AgentSession, ConversationFull, SessionGivenUp, SessionOver
 from envs.errors import EnvError
-from protocol.security.http import serving
+from protocol.errors import AddressRefused, KeysUnusable
+from protocol.security.addresses import is_loopback, is_wildcard, split_address
+from protocol.security.http import SERVER_NAME, scheme, server_context, serving
+
+LISTEN = "127.0.0.1:0"
+
+
+class EndpointPlace(NamedTuple):
+    """Where an endpoint listens."""
+
+    host: str
+    port: int
+    keys: Path | None = None
+    """Keys folder with the certificate; None: no TLS."""
+    advertised_host: str = ""
+    """Host in the address that agents get; "": that at which it listens, or this machine's name."""
+
+    def url(self, port: int) -> str:
+        """Return the address that agents get.
+
+        Example:
+            >>> EndpointPlace("::1", 0).url(5761), EndpointPlace("0.0.0.0", 0, Path("keys"), "offbeat").url(5761)
+            ('http://[::1]:5761', 'https://offbeat:5761')
+        """
+        host = self.advertised_host or (socket.gethostname() if is_wildcard(self.host) else self.host)
+        return f"{scheme(self.keys)}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def place_of(listen: str, keys: str, advertised_host: str) -> EndpointPlace:
+    """Return the place that the parameters name.
+
+    Raises:
+        EnvError: other hosts can reach it and there is no TLS, or the keys folder cannot be used.
+
+    Example:
+        >>> place_of("0.0.0.0:0", "", "")
+        Traceback (most recent call last):
+        envs.errors.EnvError: params.listen = '0.0.0.0:0': other hosts can reach it, and nothing is encrypted; make \
+keys with `offbeat keys make FOLDER`, and name the folder in params.keys
+    """
+    folder = Path(keys) if keys else None
+    if folder is None and not is_loopback(str(listen).rpartition(":")[0]):
+        raise EnvError(
+            f"params.listen = {listen!r}: other hosts can reach it, and nothing is encrypted; make keys with `offbeat "
+            "keys make FOLDER`, and name the folder in params.keys"
+        )
+    try:
+        host, port = split_address("params.listen", str(listen), folder)
+        if folder is not None:
+            server_context(folder)
+    except (AddressRefused, KeysUnusable) as error:
+        raise EnvError(str(error)) from None
+    if folder is not None and not advertised_host and not is_loopback(str(listen).rpartition(":")[0]):
+        raise EnvError(
+            f"params.listen = {listen!r}: the certificate of {keys} is not for this host's name or address, so no "
+            f'agent could check it; set params.advertised_host = "{SERVER_NAME}", and let that name lead to this host '
+            "where agents run"
+        )
+    return EndpointPlace(host, port, folder, advertised_host)
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+PATH = "/s/{session}/v1{again:(/v1)?}/messages"
+"""Clients of this API add `/v1` to the base URL. So it may stand twice, and agents may use their base URL as it is."""
+
+
+def in_messages_form(handle: Handler) -> Handler:
+    """Return a handler for requests of Anthropic's API, from one for requests of OpenAI's.
+
+    The key may come as `x-api-key`, and errors have the form that clients of this API read.
+    """
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if "Authorization" not in request.headers and "x-api-key" in request.headers:
+            headers = {"Authorization": f"Bearer {request.headers['x-api-key']}", **request.headers}
+            # Other bytes than those of ASCII cannot be written into a header again.
+            request = request.clone(headers={name: v for name, v in headers.items() if v.isascii()})
+        try:
+            return await handle(request)
+        except web.HTTPException as error:
+            error.text = json.dumps(message_error(error.status, error.text or error.reason))
+            error.content_type = "application/json"
+            raise
+
+    return handler
+
 
 BODY_BYTES = 64 * 2**20
 """Largest body of a request."""
@@ -119,7 +197,7 @@ class Endpoint:
         app = web.Application(client_max_size=BODY_BYTES)
         for dialect in DIALECTS:
             app.router.add_post(f"/s/{{session}}/v1/{dialect.path}", partial(self._turn, dialect))
-        app.router.add_post(MESSAGES_PATH, in_messages_form(partial(self._turn, MESSAGES)))
+        app.router.add_post(PATH, in_messages_form(partial(self._turn, MESSAGES)))
         app.router.add_get("/s/{session}/v1/models", self._models)
         app.router.add_post("/s/{session}/reward", self._reward)
         app.router.add_post("/s/{session}/end", self._end)

@@ -10,9 +10,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from envs.agent.chat import ChatRequest, Reply, fields_of, message_of, tool_of
-from envs.agent.history import text_of
-from envs.agent.settings import demands_call, fields_ignored, limit_in, settings_in
+from envs.agent.chat import (
+    ChatRequest,
+    Reply,
+    demands_call,
+    fields_ignored,
+    fields_of,
+    limit_in,
+    message_of,
+    settings_in,
+    tool_of,
+)
+from envs.agent.message_tree import text_of
 from envs.base import ChatMessage, ToolSchema
 from envs.errors import EnvError
 

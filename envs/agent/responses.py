@@ -8,9 +8,19 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from envs.agent.chat import ChatRequest, Reply, fields_of, functions_in, message_of, tool_of
-from envs.agent.history import text_of
-from envs.agent.settings import demands_call, fields_ignored, limit_in, settings_in
+from envs.agent.chat import (
+    ChatRequest,
+    Reply,
+    demands_call,
+    fields_ignored,
+    fields_of,
+    functions_in,
+    limit_in,
+    message_of,
+    settings_in,
+    tool_of,
+)
+from envs.agent.message_tree import text_of
 from envs.base import ChatMessage
 from envs.errors import EnvError
 

@@ -13,7 +13,7 @@ from envs.rows.suite import RowsSuite
 INSTALL = "pip install skyrl-gym"
 CLASS = "env_class"
 """Column of SkyRL's data sets that names the environment."""
-UNUSED = "envs.tools.scoring:unused"
+UNUSED = "envs.tools.episode:unused"
 """Reward function of the rows, which the environments replace."""
 
 

@@ -26,10 +26,29 @@ from aiohttp import web
 
 from envs.base import CodeCaller, HasFacts, Suite, SuiteFacts
 from envs.errors import EnvError, ServiceFailed
-from envs.remote.episodes import CLOSE_S, begin, end, play
-from envs.remote.failures import FAILED, FULL, SERVICE, UNKNOWN, failure_body
-from envs.remote.sessions import NAME_LENGTH, RemoteAnswer, RemoteSession, RemoteSessions
-from envs.remote.wire import BODY_BYTES, GIVEN_UP, PROTOCOL, decoded, encoded, facts_body
+from envs.remote.sessions import (
+    CLOSE_S,
+    NAME_LENGTH,
+    RemoteAnswer,
+    RemoteSession,
+    RemoteSessions,
+    begin_episode,
+    end_episode,
+    play_step,
+)
+from envs.remote.wire import (
+    BODY_BYTES,
+    FAILED,
+    FULL,
+    GIVEN_UP,
+    PROTOCOL,
+    SERVICE,
+    UNKNOWN,
+    decoded,
+    encoded,
+    facts_body,
+    failure_body,
+)
 from protocol.security.http import require_token
 
 log = logging.getLogger(__name__)
@@ -135,7 +154,7 @@ class EnvironmentServer:
     async def _reset(self, session: RemoteSession, data: dict[str, Any], until: float) -> Any:
         async def reset(suite: Suite, caller: CodeCaller) -> Any:
             served = {"suite": self._served.about.get("suite"), "lease_s": self._sessions.lease_s}
-            return {**await begin(session, suite, caller, data, until), **served}
+            return {**await begin_episode(session, suite, caller, data, until), **served}
 
         return await self._with_suite(reset)
 
@@ -152,12 +171,14 @@ class EnvironmentServer:
             return _response(RemoteAnswer(UNKNOWN, encoded({"error": {"message": why}})))
         self._sessions.heard(session.client, time.monotonic())
         limit_s = self._limit_s(body)
-        return _response(await session.once(number, lambda: self._answered(play(session, body, limit_s))))
+        return _response(
+            await session.once(number, lambda: self._answered(play_step(session, body, limit_s)))
+        )
 
     async def _end(self, request: web.Request) -> web.Response:
         session = self._sessions.pop(_name(request, "episode"))
         if session is not None:
-            await end(session, given_up=GIVEN_UP in request.query)
+            await end_episode(session, given_up=GIVEN_UP in request.query)
         return _response(RemoteAnswer(200, b"{}"))
 
     async def _with_suite(self, work: Callable[[Suite, CodeCaller], Awaitable[Any]]) -> Any:
@@ -202,7 +223,9 @@ class EnvironmentServer:
         watch.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2 * CLOSE_S):
-                await asyncio.gather(*(end(session, given_up=True) for session in self._sessions.all()))
+                await asyncio.gather(
+                    *(end_episode(session, given_up=True) for session in self._sessions.all())
+                )
 
     async def _watch(self) -> None:
         while True:
@@ -210,7 +233,7 @@ class EnvironmentServer:
             for session in self._sessions.expired(time.monotonic()):
                 log.info("client %s is silent: episode %s ends", session.client, session.name)
                 self._counts["left"] += 1
-                await end(session, given_up=True)
+                await end_episode(session, given_up=True)
 
 
 @web.middleware

@@ -15,8 +15,8 @@ from typing import Any, Self
 import aiohttp
 from pydantic import Field, ValidationError, model_validator
 
-from envs.blame import shown
 from envs.errors import EnvError, NotStarted, ServiceFailed
+from envs.user_code import shown
 from protocol.section import Section
 
 COMPLETION = "completion"

@@ -1,7 +1,7 @@
-"""The suite of rows: a data set and reward functions make a training job."""
+"""The suite of rows: a data set and reward functions make a training job. An episode is one prompt and one answer."""
 
 import inspect
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from hashlib import blake2b
@@ -10,21 +10,51 @@ from typing import Any, cast
 
 from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
 from envs.errors import EnvError
-from envs.rows.episode import RowEpisode
+from envs.reasoning_gym_suite import task_of
 from envs.rows.prompts import PromptMaker, RawPrompt, check_hint, hints_of, solution_of
-from envs.rows.reading import DataRow, columns_of, read_rows, shown_name
+from envs.rows.reading import DataRow, columns_of, divided, index_of, key_of, of_task, read_rows, shown_name
 from envs.rows.reward_functions import (
     RewardFunction,
+    RewardProcesses,
     by_condition,
     check_columns,
     close_judges,
     load_reward_functions,
     plain_names,
 )
-from envs.rows.reward_processes import RewardProcesses
-from envs.rows.splitting import divided, index_of, key_of, of_task
 from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file
 from protocol.gauges import Gauge, table
+
+
+class RowEpisode:
+    """One row and the answer to its prompt.
+
+    Args:
+        begin: returns the row of a task, its prompt, and the first messages.
+        score: returns the result of an answer.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[int, Split], tuple[DataRow, RawPrompt, list[ChatMessage]]],
+        score: Callable[[str, DataRow, RawPrompt], StepResult | Awaitable[StepResult]],
+    ) -> None:
+        self._begin, self._score = begin, score
+        self._begun: tuple[DataRow, RawPrompt] | None = None
+
+    async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
+        row, prompt, messages = self._begin(*task_of(data))
+        self._begun = row, prompt
+        return messages
+
+    def step(self, action: str) -> StepResult | Awaitable[StepResult]:
+        """Score an answer. A plain function, so that the actor runs it in a thread, and functions may block."""
+        assert self._begun is not None, "step before reset"
+        return self._score(action, *self._begun)
+
+    async def close(self) -> None:
+        return None
+
 
 GAUGES = table([Gauge("epoch", "epochs", "passes over the training rows that tasks have begun, of `rows`")])
 """Gauges of the suite."""

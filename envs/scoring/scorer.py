@@ -1,26 +1,110 @@
 """Questions and scores from a separate process, so that a bad answer cannot harm the actor.
 
-A `Scorer` owns one worker process (`envs.scoring.worker`) and sends it one request at a time. If a request
-takes too long, the answer scores 0, and the scorer kills the worker and starts a new one. The actor goes on.
+Answers with known scores find a process that was tampered with, and gauges count what went wrong.
 """
 
 import asyncio
 import difflib
 import logging
+import secrets
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import cycle
 from typing import Any, NamedTuple
 
 from envs.base import Split
 from envs.errors import EnvError, ScorerFailed
-from envs.scoring.canaries import Canary, choose_canaries
-from envs.scoring.counters import ScorerCounters
-from envs.scoring.family import Family
-from envs.scoring.sandbox import Sandbox, ways_to_start
-from envs.scoring.worker_process import START_DEADLINE_S, ScorerProcess
+from envs.scoring.questions import Family
+from envs.scoring.worker_process import START_DEADLINE_S, Sandbox, ScorerProcess, ways_to_start
+from protocol.gauges import Gauge, table
+
+
+@dataclass
+class ScorerCounters:
+    """Counts of scoring failures and of restarts, for `/status`. An answer whose scoring fails scores 0."""
+
+    scorer_timeouts: int = 0
+    scorer_errors: int = 0
+    scorer_restarts: int = 0
+    scorer_tampered: int = 0
+
+
+GAUGES = table(
+    [
+        Gauge(
+            "scorer_timeouts_total",
+            "answers",
+            "answers whose scoring hit the time limit, and scored 0",
+            "total",
+        ),
+        Gauge("scorer_errors_total", "answers", "answers whose scoring failed, and scored 0", "total"),
+        Gauge("scorer_restarts_total", "restarts", "scorer processes that were started again", "total"),
+        Gauge(
+            "scorer_tampered_total",
+            "scorers",
+            "scorer processes that gave canary answers wrong scores, and were started again",
+            "total",
+        ),
+    ]
+)
+"""Gauges that a suite with a scorer reports; `ScorerCounters` counts them."""
+
+
+QUESTIONS = 4
+"""Number of questions of which canaries are made."""
+MOST_DRAWN = 16
+"""Most questions that are drawn; the library has no solution for some."""
+INDICES = 1_000
+"""The questions are drawn from the tasks below this index."""
+
+
+class Canary(NamedTuple):
+    """An answer to the entry at a position of the library, and the score that it must get."""
+
+    position: int
+    answer: str
+    score: float
+
+
+def choose_canaries(
+    solution: Callable[[int], tuple[int, str | None]], score: Callable[[int, str], float]
+) -> list[tuple[Canary, Canary]]:
+    """Return pairs of a right and a wrong answer to one question. The wrong one names a second solution.
+
+    Args:
+        solution: returns the position of task ``index``, and the library's solution, or None.
+        score: scores an answer in a worker that has met no answer of a model.
+
+    Raises:
+        ScorerFailed: the scores of right and wrong answers are equal for all questions.
+
+    Example:
+        >>> pairs = choose_canaries(lambda i: (64 * i, str(i)), lambda place, answer: float(answer == str(place // 64)))
+        >>> [(right.score, wrong.score) for right, wrong in pairs]
+        [(1.0, 0.0), (1.0, 0.0), (1.0, 0.0), (1.0, 0.0)]
+    """
+    solutions: list[tuple[int, str]] = []
+    for index in secrets.SystemRandom().sample(range(INDICES), MOST_DRAWN):
+        position, text = solution(index)
+        if text:
+            solutions.append((position, text))
+        if len(solutions) == QUESTIONS:
+            break
+    pairs = []
+    for (position, right), (_, other) in zip(solutions, solutions[1:] + solutions[:1], strict=True):
+        wrong = f"{right} {other}"
+        pair = (
+            Canary(position, right, score(position, right)),
+            Canary(position, wrong, score(position, wrong)),
+        )
+        if pair[0].score > pair[1].score:
+            pairs.append(pair)
+    if not pairs:
+        raise ScorerFailed(f"none of {len(solutions)} questions tells right answers from wrong ones")
+    return pairs
+
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +113,7 @@ SCORE_DEADLINE_S = 2.0
 GRACE_S = 3.0
 """Time in which a worker ends the process of an answer that exceeds `SCORE_DEADLINE_S`."""
 OPEN_DEADLINE_S = 3 * START_DEADLINE_S + 10.0
-"""Longest time to open a scorer. It may try three ways to start a worker, see `envs.scoring.sandbox.Wrap`."""
+"""Longest time to open a scorer. It may try three ways to start a worker, see `envs.scoring.worker_process.Wrap`."""
 CANARIES_DEADLINE_S = 120.0
 MAX_ANSWER_CHARS = 65_536
 MOST_TOGETHER = 16
@@ -57,12 +141,12 @@ class Scorer:
     """Questions and scores of one family, for use from threads and from an event loop.
 
     The constructor blocks while the worker imports the library (about 3 s), and raises if a setting is wrong.
-    If the library runs answers as Python, canaries follow the answers, see `envs.scoring.canaries`. No score leaves
+    If the library runs answers as Python, canaries follow the answers, see `envs.scoring.scorer`. No score leaves
     before canaries have got their scores from the same worker.
 
     Raises:
         EnvError: a setting is wrong.
-        RefusedFamily: see `envs.scoring.sandbox.ways_to_start`.
+        RefusedFamily: see `envs.scoring.worker_process.ways_to_start`.
         ScorerFailed: the worker cannot be started with these settings; the message says why.
     """
 

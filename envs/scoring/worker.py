@@ -4,8 +4,8 @@
 maps, each after its 4-byte little-endian length. The first message opens a family. Before the process reads
 any answer of a model, it gives up its rights: it writes no files, makes no namespaces, has no network where
 the kernel allows that, and becomes an unprivileged user if it was root. It starts no processes, except one for
-each answer to a family whose scorer would *run* the answer as Python, see `envs.scoring.notation` and
-`envs.scoring.answer_process`.
+each answer to a family whose scorer would *run* the answer as Python, see `envs.scoring.questions` and
+`envs.scoring.confinement`.
 """
 
 import os
@@ -15,10 +15,15 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from envs.scoring.answer_process import AnswerTimedOut, score_apart
-from envs.scoring.confinement import allow_cpu, die_with_parent, give_up_rights, inside_bubblewrap
-from envs.scoring.notation import refuse_code
-from envs.scoring.questions import Questions, family_names, fields_of, open_family
+from envs.scoring.confinement import (
+    AnswerTimedOut,
+    allow_cpu,
+    die_with_parent,
+    give_up_rights,
+    inside_bubblewrap,
+    score_apart,
+)
+from envs.scoring.questions import Questions, family_names, fields_of, open_family, refuse_code
 
 MAX_FRAME = 4 * 1024 * 1024
 SCORE_CPU_S = 3

@@ -12,8 +12,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from envs.errors import EnvError
-from envs.tools.loop_thread import LoopThread
-from envs.tools.toolbox import Tool, ToolError, as_text
+from envs.tools.toolbox import LoopThread, Tool, ToolError, as_text
 
 START_S = 60.0
 """Longest wait until a server has listed its tools."""

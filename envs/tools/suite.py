@@ -15,12 +15,9 @@ from envs.rows.prompts import RawPrompt
 from envs.rows.reading import DataRow, shown_name
 from envs.rows.reward_functions import RewardFunction, check_columns, close_judges, load_reward_functions
 from envs.rows.suite import RowsSuite
-from envs.tools.episode import CallCounts, ToolsEpisode
-from envs.tools.loop_thread import LoopThread
+from envs.tools.episode import ENVIRONMENTS, OWN, CallCounts, ToolsEpisode, rewards_of
 from envs.tools.mcp_server import McpServer
-from envs.tools.schema import schema_of
-from envs.tools.scoring import ENVIRONMENTS, OWN, rewards_of
-from envs.tools.toolbox import Tool, finished, local_tool, methods_of
+from envs.tools.toolbox import LoopThread, Tool, finished, local_tool, methods_of, schema_of
 from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file, load_callable, nearest
 from protocol.gauges import Gauge, table
 
@@ -32,7 +29,7 @@ GAUGES = table(
     ]
 )
 """Gauges of the suite."""
-UNUSED = "envs.tools.scoring:unused"
+UNUSED = "envs.tools.episode:unused"
 OWN_LIMIT_S = 5.0
 """Time that a function which keeps a limit of its own is given beyond it."""
 CLOSE_S = 20.0

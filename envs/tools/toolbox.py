@@ -1,16 +1,260 @@
-"""The tools of an episode, and how a call of one becomes a result for the model."""
+"""The tools of an episode: the schema of each, and how a call of one becomes a result for the model.
 
+A schema comes from a function's type hints and its docstring in Google's style. Coroutines of tools run on an event
+loop in a thread of its own.
+"""
+
+import asyncio
+import concurrent.futures
 import inspect
 import json
-from collections.abc import Callable, Mapping
+import re
+import sys
+import threading
+import types
+import typing
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from envs.base import ToolSchema
-from envs.errors import EnvError
-from envs.tools.calls import Call
-from envs.tools.loop_thread import LoopThread
-from envs.tools.schema import schema_of
+from envs.calls import Call
+from envs.errors import EnvError, ServiceFailed
+from envs.user_code import place_of_thread
+
+_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
+_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Note|Notes):\s*$")
+_ARGUMENT = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
+
+
+def schema_of(function: Callable[..., Any], place: str) -> ToolSchema:
+    """Return the schema of a function in the form that chat templates take.
+
+    Args:
+        function: function or method with a type hint for each argument, and a docstring. ``self`` is left out.
+        place: where the function is defined, for errors.
+
+    Raises:
+        EnvError: the docstring or a type hint is missing, or a hint has no counterpart in JSON.
+
+    Example:
+        >>> def multiply(a: int, b: int = 2) -> int:
+        ...     '''Multiply two numbers.
+        ...
+        ...     Args:
+        ...         a: first factor.
+        ...     '''
+        >>> schema = schema_of(multiply, "here")["function"]
+        >>> schema["description"], schema["parameters"]["properties"]["a"], schema["parameters"]["required"]
+        ('Multiply two numbers.', {'type': 'integer', 'description': 'first factor.'}, ['a'])
+    """
+    doc = inspect.getdoc(function) or ""
+    description, arguments = read_docstring(doc)
+    if not description:
+        raise EnvError(f"{place}: a tool needs a docstring that tells the model what it does")
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError) as error:
+        raise EnvError(f"{place}: its type hints cannot be read: {error}") from None
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name == "self":
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise EnvError(
+                f"{place}: argument {name!r} has to be a named one, because a model calls it by name"
+            )
+        if name not in hints:
+            raise EnvError(f"{place}: argument {name!r} needs a type hint, for example {name}: str")
+        properties[name] = json_type(hints[name], f"{place}: argument {name!r}")
+        if name in arguments:
+            properties[name]["description"] = arguments[name]
+        if parameter.default is parameter.empty:
+            required.append(name)
+    parameters = {"type": "object", "properties": properties, "required": required}
+    named = {"name": function.__name__, "description": description, "parameters": parameters}
+    return {"type": "function", "function": named}
+
+
+def json_type(hint: Any, place: str) -> dict[str, Any]:
+    """Return the JSON schema of a type hint.
+
+    Raises:
+        EnvError: the type has no counterpart in JSON.
+
+    Example:
+        >>> json_type(list[str], ""), json_type(int | None, "")
+        ({'type': 'array', 'items': {'type': 'string'}}, {'type': 'integer', 'nullable': True})
+        >>> json_type(Literal["up", "down"], "")
+        {'type': 'string', 'enum': ['up', 'down']}
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return {}
+    if origin is Literal:
+        kinds = {_NAMES[type(value)] for value in inner if type(value) in _NAMES}
+        return ({"type": kinds.pop()} if len(kinds) == 1 else {}) | {"enum": list(inner)}
+    if origin in (Union, types.UnionType):
+        return _union(inner, place)
+    if origin is list:
+        return {"type": "array", "items": json_type(inner[0], place)}
+    if origin is dict:
+        values = json_type(inner[1], place)
+        return {"type": "object"} | ({"additionalProperties": values} if values else {})
+    if hint in _NAMES:
+        return {"type": _NAMES[hint]}
+    raise EnvError(
+        f"{place} has the type {getattr(hint, '__name__', hint)!s}; a model writes JSON, so use str, int, float, bool, "
+        "list[...], dict[...], Literal[...] or a union of these"
+    )
+
+
+def _union(inner: tuple[Any, ...], place: str) -> dict[str, Any]:
+    members = [json_type(member, place) for member in inner if member is not type(None)]
+    if len(members) == 1:
+        schema = members[0]
+    elif all(set(member) == {"type"} for member in members):
+        schema = {"type": [member["type"] for member in members]}
+    else:
+        schema = {"anyOf": members}
+    return schema | ({"nullable": True} if type(None) in inner else {})
+
+
+def read_docstring(doc: str) -> tuple[str, dict[str, str]]:
+    """Return the description of a docstring, and the text of each argument under ``Args:``.
+
+    Example:
+        >>> read_docstring("Run it.\\n\\nArgs:\\n    command (str): what to run,\\n        in a shell.")
+        ('Run it.', {'command': 'what to run, in a shell.'})
+    """
+    description: list[str] = []
+    arguments: dict[str, str] = {}
+    section, name, margin = "", "", -1
+    for line in doc.splitlines():
+        if found := _SECTION.match(line):
+            section, name, margin = found[1], "", -1
+        elif not section:
+            description.append(line)
+        elif section in ("Args", "Arguments", "Parameters") and line.strip():
+            indent = len(line) - len(line.lstrip())
+            margin = indent if margin < 0 else margin
+            # A line that is indented further goes on with the argument above it.
+            if indent <= margin and (found := _ARGUMENT.match(line)):
+                name = found[1]
+                arguments[name] = found[2].strip()
+            elif name:
+                arguments[name] = f"{arguments[name]} {line.strip()}".strip()
+    return "\n".join(description).strip(), arguments
+
+
+JOIN_S = 5.0
+"""Longest wait for the thread to end."""
+TURN_S = 3.0
+"""A loop that does nothing else for this long is blocked."""
+
+
+class LoopThread:
+    """Event loop that runs in a daemon thread from its first use until `close`."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._calls = set[concurrent.futures.Future[Any]]()
+        # Invariant: the loop and its thread are made under this lock, because episodes use threads of their own.
+        self._lock = threading.Lock()
+
+    def call(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+        """Run a coroutine to its end, and return its result. Blocks.
+
+        If a coroutine blocks the loop, later calls get a new loop in a new thread.
+
+        Raises:
+            TimeoutError: it took longer than ``timeout_s``. It was cancelled.
+            EnvError: it blocks the loop; the text names the line.
+            ServiceFailed: another coroutine blocks the loop; the text names the line.
+            Exception: the coroutine's own errors.
+        """
+        future, loop, thread = self._start(work)
+        self._calls.add(future)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.CancelledError:
+            raise ServiceFailed(
+                "other code blocked all asynchronous tools, and this call was given up"
+            ) from None
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                # The coroutine's own error.
+                raise
+            future.cancel()
+            if _turns(loop):
+                raise TimeoutError(f"it took longer than {timeout_s:g} s") from None
+            # Ask before others get a new loop, because the blocking code may go on at any time.
+            current, place = asyncio.current_task(loop), place_of_thread(frame_of(thread))
+            self._abandon(loop)
+            what = f"blocks all asynchronous tools at {place}; await there, or make it a plain function"
+            own = current is not None and current.get_coro() is work
+            # A coroutine may also block in a task that it started itself.
+            if own or self._calls == {future}:
+                raise EnvError(f"the tool {what}") from None
+            raise ServiceFailed(f"other code {what}") from None
+        finally:
+            self._calls.discard(future)
+
+    def _abandon(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            if self._loop is loop:
+                self._loop = self._thread = None
+        # It ends if the blocking code ever does.
+        loop.call_soon_threadsafe(loop.stop)
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> "concurrent.futures.Future[Any]":
+        """Start a coroutine, and return the future of its result."""
+        return self._start(work)[0]
+
+    def _start(
+        self, work: Coroutine[Any, Any, Any]
+    ) -> "tuple[concurrent.futures.Future[Any], asyncio.AbstractEventLoop, threading.Thread]":
+        with self._lock:
+            if self._loop is None or self._thread is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._loop,), daemon=True, name="tools"
+                )
+                self._thread.start()
+            return asyncio.run_coroutine_threadsafe(work, self._loop), self._loop, self._thread
+
+    def close(self) -> None:
+        """Cancel what still runs, and end the thread. Blocks for at most `JOIN_S`."""
+        with self._lock:
+            loop, thread, self._loop = self._loop, self._thread, None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(JOIN_S)
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+        for task in (tasks := asyncio.all_tasks(loop)):
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.close()
+
+
+def frame_of(thread: threading.Thread) -> FrameType | None:
+    """Return the innermost frame of a thread; None if it has ended."""
+    return sys._current_frames().get(thread.ident or 0)
+
+
+def _turns(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return whether a loop still runs callbacks. Blocks for at most `TURN_S`."""
+    turned = threading.Event()
+    loop.call_soon_threadsafe(turned.set)
+    return turned.wait(TURN_S)
+
 
 NOT_TOOLS = frozenset({"reset", "get_reward", "close"})
 """Public methods of a class of tools that the model cannot call."""

@@ -9,9 +9,9 @@ from actors.environments import EnvironmentRunner
 from actors.errors import ActorError
 from actors.render import Renderer
 from envs.base import ChatMessage, Env, HasFacts, HasTools, Split, StepResult, Suite, SuiteFacts, ToolSchema
-from envs.blame import in_one_line
 from envs.errors import EnvError, NotStarted
-from envs.several.suite import ENV
+from envs.several import ENV
+from envs.user_code import in_one_line
 from launch.errors import ConfigError
 from launch.preflight.follow_ups import check_follow_ups
 from launch.run_file.sections import RunConfig

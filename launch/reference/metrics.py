@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping
 
 from broker.status import BROKER
-from envs.agent.counts import GAUGES as AGENT
+from envs.agent.session import GAUGES as AGENT
 from envs.gym.suite import GAUGES as GYMNASIUM
 from envs.remote.suite import GAUGES as REMOTE
 from envs.rows.suite import GAUGES as ROWS
-from envs.scoring.counters import GAUGES as SCORER
+from envs.scoring.scorer import GAUGES as SCORER
 from envs.tools.suite import GAUGES as TOOLS
 from learner.gauges.evaluation import EVALUATION, EVALUATION_SETS
 from learner.gauges.families import FAMILY

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from actors.config import ActorConfig, GeneratorConfig
 from broker.config import BrokerConfig
-from envs.config import EnvConfig
+from envs.registry import EnvConfig
 from learner.config import LearnerConfig
 from protocol.section import Section
 

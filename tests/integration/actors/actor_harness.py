@@ -228,7 +228,7 @@ def start_actor(broker: str, model, env: str, params=None, **config) -> subproce
         "import logging; logging.basicConfig(level=logging.INFO)\n"
         "from actors.actor import run_actor\n"
         "from actors.config import ActorConfig\n"
-        "from envs.config import EnvConfig\n"
+        "from envs.registry import EnvConfig\n"
         f"run_actor(ActorConfig(**{config!r}), name='actor-0', broker={broker!r}, model={str(model)!r},\n"
         f"          env=EnvConfig(name={env!r}, params={params or {}!r}), run='r')\n"
     )

@@ -12,10 +12,8 @@ from envs.calculator import CalculatorSuite
 from envs.errors import EnvError, ScorerFailed
 from envs.reasoning_gym_suite import ReasoningGymSuite
 from envs.scoring import scorer as scorer_module
-from envs.scoring.counters import ScorerCounters
-from envs.scoring.family import RUNS_ANSWERS, Family
-from envs.scoring.questions import WALK_STRIDE, split_of
-from envs.scoring.scorer import Scorer
+from envs.scoring.questions import RUNS_ANSWERS, WALK_STRIDE, Family, split_of
+from envs.scoring.scorer import Scorer, ScorerCounters
 from tests.bubblewrap import needs_bubblewrap
 
 JUNK = [

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from envs.scoring import scorer as scorer_module
-from envs.scoring.family import Family
+from envs.scoring.questions import Family
 from envs.scoring.scorer import Scorer
 from tests.bubblewrap import needs_bubblewrap
 

@@ -13,7 +13,7 @@ from envs.errors import EnvError, ServiceFailed
 from envs.registry import make_suite
 from envs.rows.reading import DataRow
 from envs.rows.reward_functions import load_reward_functions
-from envs.tools.scoring import rewards_of
+from envs.tools.episode import rewards_of
 from launch.run_file.load import load
 from learner.credit.reward_config import RewardConfig
 from learner.credit.rewards.composition import composed

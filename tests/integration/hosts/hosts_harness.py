@@ -26,7 +26,7 @@ from pathlib import Path
 logging.basicConfig(level="INFO")
 from actors.actor import run_actor
 from actors.config import ActorConfig
-from envs.config import EnvConfig
+from envs.registry import EnvConfig
 a = json.loads(sys.argv[1])
 run_actor(ActorConfig(**a["config"]), name=a["name"], broker=a["broker"], model=a["model"],
           env=EnvConfig(name=a["env"], params={"turns": a["turns"]}), run="run", keys=Path(a["keys"]))

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from envs.scoring.answer_process import AnswerFailed, AnswerTimedOut, score_apart
+from envs.scoring.confinement import AnswerFailed, AnswerTimedOut, score_apart
 
 LIMIT_S = 60.0
 

@@ -6,9 +6,8 @@ import pytest
 
 from envs.errors import ScorerFailed
 from envs.scoring import scorer as scorer_module
-from envs.scoring.canaries import choose_canaries
-from envs.scoring.family import Family
-from envs.scoring.scorer import Scorer
+from envs.scoring.questions import Family
+from envs.scoring.scorer import Scorer, choose_canaries
 
 POSITIONS = 64
 

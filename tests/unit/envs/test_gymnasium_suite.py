@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from envs.errors import EnvError
-from envs.gym.texts import action_names, finder, plain, refuse_large, written
+from envs.gym.suite import action_names, finder, plain, refuse_large, written
 from envs.registry import beside, files_of, make_suite
 from launch.cli import main
 from launch.tokenizer import make_tokenizer, save_tokenizer

@@ -3,7 +3,7 @@
 import pytest
 
 from envs.errors import EnvError, ServiceFailed
-from envs.gym.library_lock import STUCK, LibraryLock
+from envs.gym.textworld import STUCK, LibraryLock
 
 
 @pytest.mark.parametrize(

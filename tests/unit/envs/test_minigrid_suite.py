@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from envs.errors import EnvError
-from envs.gym import rooms as rooms_module
+from envs.gym import minigrid as rooms_module
 from envs.registry import make_suite
 from launch.cli import main
 from launch.run_file.load import load

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from envs.scoring.answer_process import score_apart
-from envs.scoring.family import RUNS_ANSWERS
-from envs.scoring.notation import FORMULAS_IN, LITERALS_IN, check_formula, refuse_code
+from envs.scoring.confinement import score_apart
+from envs.scoring.questions import FORMULAS_IN, LITERALS_IN, RUNS_ANSWERS, check_formula, refuse_code
 
 LIMIT_S = 120.0
 

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from envs.errors import EnvError, ServerLost
-from envs.openenv.connection import OpenEnvSession
+from envs.openenv import OpenEnvSession
 from envs.registry import make_suite
 
 

@@ -11,10 +11,21 @@ import pytest
 from envs.base import StepResult, SuiteFacts
 from envs.errors import EnvError, RemoteFailed, ServerLost, ServiceFailed
 from envs.registry import beside
-from envs.remote.failures import FAILED, SERVICE, UNKNOWN, error_of, failure_body
 from envs.remote.sessions import RemoteAnswer, RemoteSession, RemoteSessions
 from envs.remote.suite import RemoteSuite, checked_url
-from envs.remote.wire import decoded, encoded, facts_body, facts_of, result_body, result_of
+from envs.remote.wire import (
+    FAILED,
+    SERVICE,
+    UNKNOWN,
+    decoded,
+    encoded,
+    error_of,
+    facts_body,
+    facts_of,
+    failure_body,
+    result_body,
+    result_of,
+)
 
 URL = "http://127.0.0.1:80"
 

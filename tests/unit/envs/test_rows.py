@@ -12,7 +12,7 @@ import pytest
 
 from envs.errors import EnvError
 from envs.registry import content_hash, make_suite
-from envs.rows.splitting import is_heldout, permuted, position
+from envs.rows.reading import is_heldout, permuted, position
 
 SUMS = [
     {"prompt": f"{a} + {b} =", "answer": str(a + b), "a": a, "b": b} for a in range(10) for b in range(10)

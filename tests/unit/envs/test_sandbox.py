@@ -6,9 +6,9 @@ import stat
 import pytest
 
 from envs.errors import EnvError, RefusedFamily, ScorerFailed
-from envs.scoring.family import ACCEPTS_JUNK, RUNS_ANSWERS, Family
-from envs.scoring.sandbox import PROCESS, Wrap, bubblewrap_command, ways_to_start
+from envs.scoring.questions import ACCEPTS_JUNK, RUNS_ANSWERS, Family
 from envs.scoring.scorer import Scorer
+from envs.scoring.worker_process import PROCESS, Wrap, bubblewrap_command, ways_to_start
 
 
 def composite(*names):

@@ -10,7 +10,7 @@ from actors.environments import EnvironmentRunner
 from envs.base import TurnFacts
 from envs.errors import EnvError
 from envs.registry import make_suite
-from envs.several.dealing import cycle_of, dealt
+from envs.several import cycle_of, dealt
 from launch.run_file.load import load
 
 CODE = """

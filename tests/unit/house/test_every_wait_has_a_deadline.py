@@ -68,9 +68,9 @@ ALLOWED = {
         "envs/agent/episode.py",
         "self._session.news.wait()",
     ): "functions of an environment have actor.env_timeout_s",
-    ("envs/agent/running.py", "self.work.result()"): "it is done",
-    ("envs/agent/running.py", "work.result()"): "it is done",
-    ("envs/agent/command.py", "process.wait()"): "an episode has a deadline, at which the agent is cancelled",
+    ("envs/agent/episode.py", "self.work.result()"): "it is done",
+    ("envs/agent/episode.py", "work.result()"): "it is done",
+    ("envs/agent/suite.py", "process.wait()"): "an episode has a deadline, at which the agent is cancelled",
     ("envs/agent/guard.py", "agent.wait()"): "the actor closes the pipe when it no longer wants the agent",
     (
         "actors/environments.py",
@@ -87,7 +87,7 @@ ALLOWED = {
     ): "for nobody: there may be no newer version ever",
     ("envs/tools/mcp_server.py", "self._stop.wait()"): "for the end of the suite; it holds a connection open",
     (
-        "envs/tools/loop_thread.py",
+        "envs/tools/toolbox.py",
         "asyncio.gather(*tasks, return_exceptions=True)",
     ): "a daemon thread that ends lets cancelled coroutines clean up; close waits for it for JOIN_S",
     (

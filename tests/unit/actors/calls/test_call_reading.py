@@ -21,7 +21,7 @@ from actors.chat_template import ChatTemplate
 from actors.render import Renderer
 from envs.agent.chat import make_reply, parse_request
 from envs.base import TurnFacts
-from envs.tools.calls import Call, find_calls
+from envs.calls import Call, find_calls
 from launch.preflight.follow_ups import check_follow_ups
 from tests.unit.actors.test_chat_templates import FAMILIES, TEMPLATES, TOOLS
 

@@ -10,8 +10,7 @@ from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.errors import GenerationFailed, TurnRefused
 from actors.sampled import Sampled
-from envs.agent.requests import OneAtATime, PolicyRequest, RequestNews
-from envs.base import StepResult
+from envs.base import OneAtATime, PolicyRequest, RequestNews, StepResult
 from protocol.messages.episodes import LeaseTask, Sampling, Task
 from tests.unit.actors.test_episode import EOS, Letters
 

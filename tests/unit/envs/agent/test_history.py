@@ -2,7 +2,7 @@
 
 import pytest
 
-from envs.agent.history import canonical
+from envs.agent.message_tree import canonical
 
 THOUGHT = {"reasoning_content": "hm"}
 CALLS = [

@@ -6,8 +6,7 @@ import json
 import pytest
 
 from envs.agent.chat import make_reply, parse_request
-from envs.agent.counts import AgentCounts
-from envs.agent.session import AgentSession, SessionGivenUp, SessionOver, TurnDeclined
+from envs.agent.session import AgentCounts, AgentSession, SessionGivenUp, SessionOver, TurnDeclined
 from envs.base import TurnFacts
 from envs.errors import EnvError
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from envs.errors import EnvError, ServiceFailed
-from envs.tools import loop_thread
-from envs.tools.loop_thread import LoopThread
+from envs.tools import toolbox
+from envs.tools.toolbox import LoopThread
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def loop():
 @pytest.fixture
 def soon_blocked(monkeypatch):
     """A loop that does nothing else for a moment counts as blocked."""
-    monkeypatch.setattr(loop_thread, "TURN_S", 0.2)
+    monkeypatch.setattr(toolbox, "TURN_S", 0.2)
 
 
 async def seven():

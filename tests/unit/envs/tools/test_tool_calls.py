@@ -2,7 +2,7 @@
 
 import pytest
 
-from envs.tools.calls import Call, find_calls
+from envs.calls import Call, find_calls
 
 ADD = {
     "type": "function",

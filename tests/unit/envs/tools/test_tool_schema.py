@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from envs.errors import EnvError
-from envs.tools.schema import schema_of
+from envs.tools.toolbox import schema_of
 
 
 def search(query: str, limit: int = 5, kinds: list[str] | None = None, order: Literal["new", "old"] = "new"):

@@ -1,10 +1,8 @@
-"""Several environments in one run: each task belongs to one of them, chosen by its index and the weights.
-
-A run file writes them as ``[[env]]`` tables. Rewards get the label of their environment as a prefix, so every
-environment has curves of its own.
-"""
+"""Several environments in one run: each task belongs to one of them, chosen by its index and the weights."""
 
 import inspect
+import re
+from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,8 +27,104 @@ from envs.base import (
 )
 from envs.errors import EnvError
 from envs.registry import beside, files_of, fingerprint, make_suite
-from envs.several.dealing import cycle_of, dealt, tasks_until_one_is_short
-from envs.several.tables import checked
+
+MAX_CYCLE = 1_000
+"""Upper limit of the tasks after which the order of environments repeats."""
+
+
+def cycle_of(weights: Sequence[float]) -> list[int]:
+    """Return an order of environments that repeats, in which each has its share, spread evenly.
+
+    Each place goes to the environment that lacks most of its share so far. One of weight 0 gets none.
+
+    Example:
+        >>> cycle_of([1.0, 1.0]), cycle_of([3.0, 1.0]), cycle_of([0.0, 2.0])
+        ([0, 1], [0, 0, 1, 0], [1])
+    """
+    dealt_to = [i for i, weight in enumerate(weights) if weight]
+    least = min(weights[i] for i in dealt_to)
+    length = next(
+        (
+            n
+            for n in range(len(dealt_to), MAX_CYCLE)
+            if all(abs(n * w / sum(weights) - round(n * w / sum(weights))) < 1e-9 for w in weights)
+        ),
+        min(MAX_CYCLE, round(sum(weights) / least) * 10),
+    )
+    shares = [weight / sum(weights) for weight in weights]
+    counts = [0] * len(weights)
+    order = []
+    for place in range(1, length + 1):
+        chosen = max(dealt_to, key=lambda i: (shares[i] * place - counts[i], -i))
+        counts[chosen] += 1
+        order.append(chosen)
+    return order
+
+
+def dealt(index: int, cycle: Sequence[int]) -> tuple[int, int]:
+    """Return the environment of a task, and the number of tasks that it had before this one.
+
+    Example:
+        >>> [dealt(index, [0, 0, 1, 0]) for index in range(6)]
+        [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3), (0, 4)]
+    """
+    rounds, place = divmod(index, len(cycle))
+    part = cycle[place]
+    return part, rounds * cycle.count(part) + list(cycle[:place]).count(part)
+
+
+def tasks_until_one_is_short(counts: Sequence[int | None], cycle: Sequence[int]) -> int | None:
+    """Return how many tasks can be dealt until an environment has none left; None if that never happens.
+
+    Example:
+        >>> tasks_until_one_is_short([10, 2], [0, 1]), tasks_until_one_is_short([None, None], [0, 1])
+        (5, None)
+    """
+    ends = []
+    for part, count in enumerate(counts):
+        places = [place for place, owner in enumerate(cycle) if owner == part]
+        if count is not None and places:
+            rounds, rest = divmod(count, len(places))
+            ends.append(rounds * len(cycle) + places[rest])
+    return min(ends, default=None)
+
+
+KEYS = ("name", "label", "weight", "params")
+"""Keys of an ``[[env]]`` table."""
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,40}")
+
+
+def checked_tables(environments: Any) -> list[dict[str, Any]]:
+    """Return the tables of ``[[env]]`` with all keys.
+
+    Raises:
+        EnvError: a key is unknown or missing, a weight is below 0, all are 0, or two tables have one label.
+    """
+    if not isinstance(environments, list | tuple) or not environments:
+        raise EnvError("params.environments is empty: write one [[env]] table for each environment")
+    tables = []
+    for number, table in enumerate(environments):
+        where = f"[[env]] number {number + 1}"
+        if unknown := sorted(set(table) - set(KEYS)):
+            raise EnvError(f"{where}: there is no key {unknown[0]!r}; it takes {', '.join(KEYS)}")
+        if not isinstance(table.get("name"), str):
+            raise EnvError(f"{where} has no name")
+        label, weight = table.get("label", table["name"]), table.get("weight", 1.0)
+        if not isinstance(label, str) or not _LABEL.fullmatch(label):
+            raise EnvError(f"{where}: label {label!r}: write letters, digits, - and _ (at most 40)")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+            raise EnvError(f"{where}: weight = {weight!r}: write a number, 0 or above")
+        params = table.get("params", {})
+        tables.append({"name": table["name"], "label": label, "weight": float(weight), "params": params})
+    twice = [label for label, count in Counter(table["label"] for table in tables).items() if count > 1]
+    if not any(table["weight"] for table in tables):
+        raise EnvError(
+            "every [[env]] has weight = 0: there is nothing to train on; give one a weight above 0"
+        )
+    if twice:
+        raise EnvError(f"two [[env]] tables have the label {twice[0]!r}; give each a label of its own")
+    return tables
+
 
 ENV = "env"
 """Key of a task's data that holds the label of its environment, if its index does not decide."""
@@ -58,7 +152,7 @@ class SeveralSuite:
     """
 
     def __init__(self, environments: Sequence[Mapping[str, Any]]) -> None:
-        tables = checked(environments)
+        tables = checked_tables(environments)
         self._parts = [_part(table) for table in tables]
         self._cycle = cycle_of([part.weight for part in self._parts])
 
@@ -66,7 +160,7 @@ class SeveralSuite:
     def find_files(params: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Return the params with the paths by which every role finds the files; see `envs.registry.beside`."""
         found = []
-        for table in checked(params.get("environments", [])):
+        for table in checked_tables(params.get("environments", [])):
             name, own = beside(table["name"], table["params"], folder)
             found.append({**table, "name": name, "params": own})
         return {**params, "environments": found}
@@ -75,13 +169,13 @@ class SeveralSuite:
     def fingerprint(params: dict[str, Any]) -> str:
         """Return a hash of the files of all environments; see `envs.registry.fingerprint`."""
         return "".join(
-            fingerprint(table["name"], table["params"]) for table in checked(params["environments"])
+            fingerprint(table["name"], table["params"]) for table in checked_tables(params["environments"])
         )
 
     @staticmethod
     def files(params: dict[str, Any]) -> list[str]:
         """Return the files of all environments; see `envs.registry.content_hash`."""
-        tables = checked(params["environments"])
+        tables = checked_tables(params["environments"])
         return [file for table in tables for file in files_of(table["name"], table["params"])]
 
     def episode(self) -> Env:
