@@ -11,7 +11,7 @@ from launch.preflight.gpu_memory import Gpu, engine_gb, rank_gb
 from launch.preflight.memory import ModelSize, tokens_at_once
 from launch.run_file.rules import stages_too_low
 from launch.run_file.sections import RunConfig
-from learner.config import LearnerConfig
+from learner.settings.learner import LearnerConfig
 
 CONTEXT_SHARE = 0.05
 """Share of a GPU's memory that nobody is given where it is shared: CUDA and NCCL need memory besides tensors."""

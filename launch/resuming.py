@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from launch.errors import ConfigError
 from launch.run_file.sections import RunConfig
-from learner.checkpoints.checkpoint_files import standing
+from learner.checkpoint_files import standing
 from learner.errors import CheckpointError
 from learner.run_files import CHECKPOINTS, RESULT
 

@@ -95,7 +95,7 @@ def learner(
     config: RunConfig, folder: Path, keys: Path | None, *, resume: bool, from_step: int | None = None
 ) -> None:
     from launch.weights_role import weights_url
-    from learner.evaluate_only import run_evaluation
+    from learner.evaluations import run_evaluation
     from learner.main import run_learner
 
     if not config.learner.steps:

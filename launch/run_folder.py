@@ -11,7 +11,7 @@ from launch.errors import ConfigError, NotThereYet
 from launch.processes.ports import free_ports
 from launch.resuming import CONFIG, newest_begun
 from launch.run_file.sections import RunConfig
-from learner.checkpoints.checkpoint_files import find
+from learner.checkpoint_files import find
 from learner.errors import CheckpointError
 from learner.run_files import CHECKPOINTS
 from protocol.files import write_whole

@@ -5,7 +5,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from learner.config import LearnerConfig
+from learner.settings.learner import LearnerConfig
 from protocol.errors import GpuUnusable
 from protocol.processes import VARIABLE
 

@@ -6,24 +6,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from learner.checkpoints.checkpoint_files import step_back
-from learner.checkpoints.lineage import Start, start
-from learner.config import LearnerConfig
-from learner.families.wiring import waiting_families
-from learner.intake.curriculum import Curriculum
-from learner.intake.exchange import Exchange
-from learner.loop import Learner
+from learner.checkpoint_files import step_back
+from learner.curriculum import Curriculum
+from learner.intake.session import Exchange
+from learner.intake.waiting_families import waiting_families
 from learner.metrics import Report
-from learner.process.joining import join
-from learner.process.ranks import lead
-from learner.process.shared_gpu import SharedGpu
-from learner.process.stopping import Stop, leave
-from learner.publishing.publisher import Publisher
+from learner.process import SharedGpu, Stop, join, lead, leave
+from learner.publisher import Publisher
 from learner.replay.batch import can_rescue
-from learner.replay.from_config import replay_table
-from learner.run_files import CHECKPOINTS, PID_FILE, RESULT
-from learner.samples.sample_log import SampleLog
-from learner.samples.texts import open_tokenizer
+from learner.replay.table import replay_table
+from learner.run import Learner
+from learner.run_files import CHECKPOINTS, PID_FILE, RESULT, Start, start
+from learner.sample_log import SampleLog, open_tokenizer
+from learner.settings.learner import LearnerConfig
 from protocol.files import write_whole
 from protocol.processes import lock_of_environment
 from protocol.session import Progress

@@ -9,17 +9,49 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.charts import CHARTS, OVERVIEW, histogram_tag
-from learner.gauges.declared import is_declared
-from learner.gauges.rollout import REWARD
+from learner.gauges import HISTOGRAMS, REWARD, is_declared
 from learner.intake.evaluation import mean_rewards, share_correct
 from learner.run_files import METRICS
-from learner.samples.sample import Sample
-from learner.samples.show import markdown_table
+from learner.samples import Sample, markdown_table
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, describe
 from protocol.files import write_whole
+from protocol.gauges import tag
 from protocol.messages.episodes import Failure
+
+CHARTS: dict[str, tuple[str, ...]] = {
+    "reward": ("rollout/return_mean", "rollout/correct_share", "reward/"),
+    "held-out": ("evaluation/accuracy", "evaluation/return_mean"),
+    "length (tokens)": ("rollout/length_mean_tokens", "rollout/length_trained_mean_tokens"),
+    "lag (versions)": ("learner/policy_lag_mean_versions", "learner/policy_lag_max_versions"),
+    "idle (share)": ("learner/idle_share", tag("generator", "idle_share")),
+    "failures (share)": ("rollout/failed_share", "learner/stale_token_fraction"),
+}
+"""Charts of TensorBoard's tab *Custom scalars*, in the order in which a person looks at them. A name that ends in "/"
+stands for all metrics below it."""
+OVERVIEW = {
+    name: f"1_overview/{number}_{name.replace('/', '_')}"
+    for number, name in enumerate(
+        (name for names in CHARTS.values() for name in names if not name.endswith("/")), start=1
+    )
+}
+"""Metrics that TensorBoard shows twice, each with its second tag. The tags sort before all others, so the page that
+TensorBoard opens begins with them."""
+
+
+def histogram_tag(name: str) -> str:
+    """Return the tag of a histogram.
+
+    Raises:
+        KeyError: the histogram is not declared.
+
+    Example:
+        >>> histogram_tag("return_generated"), histogram_tag("reward/exact")
+        ('histogram/return_generated', 'histogram/reward/exact')
+    """
+    HISTOGRAMS["reward/NAME" if name.startswith("reward/") else name]
+    return f"histogram/{name}"
+
 
 MAX_REWARDS = 16
 """Most rewards of different names that get a histogram."""

@@ -3,30 +3,97 @@
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.algorithms.replay_gates import self_imitation_weight
-from learner.config import LearnerConfig
-from learner.credit.needs import never_given
+from learner.algorithms.replay import self_imitation_weight
 from learner.errors import Diverged
-from learner.interfaces import Batches, Versions
+from learner.intake.intake import Intake
 from learner.metrics import Report, return_histograms, rollout_metrics
-from learner.process.shared_gpu import SharedGpu
+from learner.process import SharedGpu
 from learner.replay.batch import batch_metrics, mix, remember
 from learner.replay.table import ReplayTable
-from learner.samples.sample_log import SampleLog
-from learner.totals import Totals
-from learner.trajectory import Trajectory
-from learner.units import RECOMMITTED, Unit
+from learner.rewards import never_given
+from learner.run_files import PublishedVersion
+from learner.sample_log import SampleLog
+from learner.settings.learner import LearnerConfig
+from learner.trajectory import RECOMMITTED, Trajectory, Unit
 from learner.update.engine import TrainingEngine
 from learner.update.report import UpdateReport, missing_routes
+from learner.weight_copy import OutgoingWeights
 from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN, TOKEN_ARRAYS
+from protocol.messages.peers import PublishWeights
+
+
+@dataclass
+class Totals:
+    """Running totals, for the summary and the checkpoint. Replayed tokens are counted separately."""
+
+    trained_tokens: int = 0
+    replayed_tokens: int = 0
+    trained_trajectories: int = 0
+    step_seconds: float = 0.0
+    """Wall time of learner steps, waiting and checkpoints included, evaluations excluded."""
+    wait_seconds: float = 0.0
+    update_seconds: float = 0.0
+    publish_seconds: float = 0.0
+    """Seconds that the learner stood for publications."""
+    skipped_steps: int = 0
+    lag_counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, report: UpdateReport, trajectories: int) -> None:
+        self.trained_tokens += int(report.metrics["learner/trained_tokens"]) - report.replayed_tokens
+        self.replayed_tokens += report.replayed_tokens
+        self.trained_trajectories += trajectories
+        lags, counts = np.unique(report.histograms["policy_lag_versions"], return_counts=True)
+        for lag, count in zip(lags.astype(int).tolist(), counts.tolist(), strict=True):
+            self.lag_counts[str(lag)] = self.lag_counts.get(str(lag), 0) + count
+
+
+class Batches(Protocol):
+    """Source of batches, which also takes commits and announcements: the broker, or a recording."""
+
+    intake: Intake
+
+    @property
+    def in_step(self) -> bool: ...
+    @property
+    def awaits_versions(self) -> bool: ...
+    def collect(self, *, step: int, version: int) -> list[Unit]: ...
+    def commit(
+        self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0
+    ) -> None: ...
+    def refill(self, *, step: int, version: int) -> None: ...
+    def announce(self, message: PublishWeights) -> None: ...
+
+
+class Versions(Protocol):
+    """Destination of new policy versions: generators, or nowhere."""
+
+    stood_s: float
+    """Seconds that the learner stood for the newest version."""
+    announced_s: float | None
+    """Seconds from the beginning of a publication until the announcement, for the newest announced version."""
+    announced: int
+    """Newest version that this process has announced."""
+    published: PublishedVersion
+
+    def publish(
+        self,
+        version: int,
+        weights: OutgoingWeights,
+        *,
+        announce: Callable[[PublishWeights], None],
+        line: Sequence[tuple[int, int]] = (),
+    ) -> None: ...
+    def settle(self) -> None: ...
+    def check(self) -> None: ...
+
 
 log = logging.getLogger(__name__)
 

@@ -1,16 +1,137 @@
-"""Trajectories: what an episode left, token by token."""
+"""The learner's nouns of rollouts: branches of a conversation, trajectories, and units of a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.branches import Branch, branches_of, ends_of
-from protocol.arrays import Experts
+from learner.errors import BrokenTrajectory
+from protocol.arrays import Experts, Int64s
 from protocol.messages.episodes import Failure, Reward, Turn, TurnMark
 from protocol.messages.fields import KvPolicy, Purpose, TrajectoryStatus
+
+MAX_TOKENS = 2**25
+"""Upper limit of the tokens of all branches of a trajectory, shared ones counted for each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """One conversation of a trajectory."""
+
+    places: Int64s
+    """Index in the trajectory of each token of the branch, [L]."""
+    own: NDArray[np.bool_]
+    """Whether no earlier branch has the token, [L]. It is trained in this branch."""
+
+
+def branches_of(turns: Sequence[Turn], tokens: int) -> list[Branch]:
+    """Return the branches in the order of their last turns.
+
+    Args:
+        turns: turns of the trajectory, in order.
+        tokens: number of its tokens.
+
+    Raises:
+        BrokenTrajectory: turns that branch do not hold every token once, or one continues a turn that is not there.
+
+    Example:
+        >>> turns = [Turn(0, 0, 2, False), Turn(1, 2, 3, True), Turn(2, 3, 4, False), Turn(3, 4, 5, True),
+        ...     Turn(4, 5, 6, False, back=3), Turn(5, 6, 7, True)]
+        >>> [branch.places.tolist() for branch in branches_of(turns, 7)]
+        [[0, 1, 2, 3, 4], [0, 1, 2, 5, 6]]
+        >>> [branch.own.astype(int).tolist() for branch in branches_of(turns, 7)]
+        [[1, 1, 1, 1, 1], [0, 0, 0, 1, 1]]
+    """
+    if all(turn.back == 1 for turn in turns):
+        return [Branch(np.arange(tokens), np.ones(tokens, dtype=np.bool_))]
+    _check(turns, tokens)
+    before, ends = turns_before(turns), ends_of(turns)
+    _lengths(turns, before, ends)
+    span = {turn.index: np.arange(turn.start, turn.end) for turn in turns}
+    known: set[int] = set()
+    branches = []
+    for end in ends:
+        way: list[int] = []
+        at: int | None = end
+        while at is not None:
+            way.append(at)
+            at = before[at]
+        way.reverse()
+        own = [np.full(len(span[index]), index not in known) for index in way]
+        branches.append(Branch(np.concatenate([span[index] for index in way]), np.concatenate(own)))
+        known.update(way)
+    return branches
+
+
+def ends_of(turns: Sequence[Turn]) -> list[int]:
+    """Return the index of the last turn of each branch.
+
+    Example:
+        >>> turns = [Turn(0, 0, 2, False), Turn(1, 2, 3, True), Turn(2, 3, 4, False, back=0), Turn(3, 4, 5, True)]
+        >>> ends_of(turns)
+        [1, 3]
+    """
+    continued = set(turns_before(turns).values())
+    return [turn.index for turn in turns if turn.index not in continued]
+
+
+def starts_of(turns: Sequence[Turn], tokens: int) -> list[int]:
+    """Return the index of the first token of each tree, and check the turns as `branches_of` does, without its arrays.
+
+    Raises:
+        BrokenTrajectory: see `branches_of`.
+
+    Example:
+        >>> starts_of([Turn(0, 0, 2, False), Turn(1, 2, 3, True), Turn(2, 3, 4, False, back=0)], 4)
+        [0, 3]
+    """
+    if all(turn.back == 1 for turn in turns):
+        return [0] if tokens else []
+    _check(turns, tokens)
+    before = turns_before(turns)
+    lengths = _lengths(turns, before, ends_of(turns))
+    return [t.start for t in turns if not lengths[before[t.index]] and t.end > t.start]
+
+
+def turns_before(turns: Sequence[Turn]) -> dict[int, int | None]:
+    """Return by index the turn that each turn continues; None: it begins a tree.
+
+    Example:
+        >>> turns_before([Turn(0, 0, 2, False), Turn(1, 2, 3, True), Turn(2, 3, 4, True, 2), Turn(3, 4, 5, True, 0)])
+        {0: None, 1: 0, 2: 0, 3: None}
+    """
+    return {turn.index: turn.index - turn.back if turn.back and turn.index else None for turn in turns}
+
+
+def _lengths(
+    turns: Sequence[Turn], before: Mapping[int, int | None], ends: Sequence[int]
+) -> dict[int | None, int]:
+    """Return the number of tokens from the beginning of a tree to the end of each turn.
+
+    Raises:
+        BrokenTrajectory: all branches together are too long.
+    """
+    lengths: dict[int | None, int] = {None: 0}
+    for turn in turns:
+        lengths[turn.index] = lengths[before[turn.index]] + turn.end - turn.start
+    if (total := sum(lengths[end] for end in ends)) > MAX_TOKENS:
+        raise BrokenTrajectory(f"{len(ends)} branches have {total} tokens in all, at most {MAX_TOKENS}")
+    return lengths
+
+
+def _check(turns: Sequence[Turn], tokens: int) -> None:
+    at = 0
+    for number, turn in enumerate(turns):
+        if (turn.index, turn.start) != (number, at) or turn.end < at or turn.back > max(number, 1):
+            raise BrokenTrajectory(
+                f"turn {turn.index} at [{turn.start}, {turn.end}), {turn.back} back, does not fit: it should be turn "
+                f"{number} and begin at token {at}"
+            )
+        at = turn.end
+    if at != tokens:
+        raise BrokenTrajectory(f"the turns end at token {at}, the trajectory at {tokens}")
 
 
 class RouteLayers(NamedTuple):
@@ -169,3 +290,85 @@ class Trajectory:
             until = int(np.searchsorted(turns, reward.turn, side="right"))
             rewards[places[max(0, until - 1)]] += reward.value
         return rewards
+
+
+RECOMMITTED = "recommitted"
+"""Outcome of units that the broker delivered again after they had been committed."""
+
+
+@dataclass(frozen=True)
+class UnitPart:
+    """One delivery of the broker as a part of a unit: what of it is trained, and why the rest is not."""
+
+    unit_id: str
+    trained: Sequence[Trajectory]
+    dropped: Mapping[str, Sequence[Trajectory]] = field(default_factory=dict)
+    """Trajectories that are not trained, by outcome."""
+
+    @property
+    def trained_tokens(self) -> int:
+        """Action tokens of the trajectories that are trained."""
+        return sum(t.window_tokens for t in self.trained)
+
+    @property
+    def tokens(self) -> int:
+        """Action tokens of all trajectories."""
+        return self.trained_tokens + sum(t.window_tokens for ts in self.dropped.values() for t in ts)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is trained as a whole: a rollout group, a family of groups, a trajectory, or a window of a trajectory.
+
+    All but a family are one delivery of the broker.
+    """
+
+    unit_id: str
+    group_id: str
+    trajectories: list[Trajectory]
+    deliveries: tuple[UnitPart, ...] | None = None
+    """Deliveries of a family; None if the unit is one delivery."""
+
+    @property
+    def parts(self) -> tuple[UnitPart, ...]:
+        """Deliveries of the unit."""
+        return (UnitPart(self.unit_id, self.trajectories),) if self.deliveries is None else self.deliveries
+
+    @property
+    def tokens(self) -> int:
+        """Action tokens of all deliveries of the unit; of a window, the tokens of the window only."""
+        return sum(part.tokens for part in self.parts)
+
+
+@dataclass
+class Counts:
+    """Numbers of trajectories and of action tokens by outcome, of everything that was not trained."""
+
+    trajectories: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+
+    def add(self, outcome: str, trajectories: Sequence[Trajectory]) -> None:
+        """Count trajectories, and the action tokens of their windows, under an outcome."""
+        if trajectories:
+            self.note(outcome, len(trajectories), sum(t.window_tokens for t in trajectories))
+
+    def note(self, outcome: str, trajectories: int, tokens: int = 0) -> None:
+        """Count trajectories that were never assembled here, and the action tokens that did arrive."""
+        if trajectories:
+            self.trajectories[outcome] = self.trajectories.get(outcome, 0) + trajectories
+        if tokens:
+            self.tokens[outcome] = self.tokens.get(outcome, 0) + tokens
+
+    def total(self, *outcomes: str) -> int:
+        """Return the number of trajectories with one of these outcomes."""
+        return sum(self.trajectories.get(outcome, 0) for outcome in outcomes)
+
+    @property
+    def arrived_tokens(self) -> int:
+        """Action tokens that arrived and were not trained; tokens that arrived twice count once."""
+        return sum(self.tokens.values()) - self.tokens.get(RECOMMITTED, 0)
+
+
+def newest_version(trajectories: Sequence[Trajectory]) -> int:
+    """Return the policy version of the newest token in the windows."""
+    return max(int(t.policy_version[t.window_start :].max(initial=-1)) for t in trajectories)

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from learner.advantages import TokenAdvantages
 from learner.trajectory import Trajectory
-from learner.update.batching.batch import Batch, make_batch
-from learner.update.credit_assignment import TokenAdvantages
+from learner.update.batch import Batch, make_batch
 from protocol.messages.episodes import Reward, Turn, TurnMark
 
 VOCABULARY = 48

@@ -14,8 +14,7 @@ from benchmarks.staleness.lag_system import System, learning
 from benchmarks.staleness.program import fingerprint
 from launch.run_file.sections import RunConfig
 from learner.intake.evaluation import mean_rewards, share_correct
-from learner.trajectory import Trajectory
-from learner.units import Unit
+from learner.trajectory import Trajectory, Unit
 from protocol import names
 
 LAST = 0.2

@@ -17,7 +17,7 @@ from benchmarks.faults.stopped import REFUSED_S, stop
 from benchmarks.faults.system import START_S, System
 from broker.journal.files import numbers
 from broker.journal.records import file_name
-from learner.checkpoints.checkpoint_files import kept
+from learner.checkpoint_files import kept
 from learner.run_files import SHARED_MEMORY
 
 SLOW_S = 12.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from learner.checkpoints.checkpoint_files import latest_name
+from learner.checkpoint_files import latest_name
 
 SAID = re.compile(r"step (\d+) trained (\S.*)")
 SHOWN = 10

@@ -18,7 +18,7 @@ from actors.generator.vllm_engine.engine import VllmEngine
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.models import MODELS, load, make_model
 from benchmarks.gpu.setting import GpuSetting
-from learner.publishing.weight_copy import OutgoingWeights
+from learner.weight_copy import OutgoingWeights
 from protocol.weights.files import NewVersion
 from protocol.weights.format import DATA, Manifest, read_shapes
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.models import MODELS, make_model
 from benchmarks.gpu.setting import GpuSetting
-from learner.config import LearnerConfig
+from learner.settings.learner import LearnerConfig
 from learner.update.deepspeed_zero import accumulation, finish_step
 from learner.update.engine import TrainingEngine
 from learner.update.policy import PolicyModule, load_policy

@@ -21,7 +21,7 @@ from benchmarks.gpu.ceilings import product_rate
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.models import MODELS, load, make_batch_of, make_model, operations
 from benchmarks.gpu.setting import GpuSetting
-from learner.config import LearnerConfig
+from learner.settings.learner import LearnerConfig
 from learner.trajectory import Trajectory
 from learner.update.engine import TrainingEngine
 

@@ -9,7 +9,7 @@ from actors.generator.weights.tensors import DeviceReader, file_bytes, mapped, t
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.publish import make_tensors, sizes
 from benchmarks.gpu.setting import GpuSetting
-from learner.publishing.weight_copy import OutgoingWeights
+from learner.weight_copy import OutgoingWeights
 from protocol.weights.files import NewVersion
 from protocol.weights.format import DATA
 

@@ -13,9 +13,9 @@ import torch
 
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.setting import GpuSetting
-from learner.publishing.publisher import Publisher
-from learner.publishing.weight_copy import CopyStream, OutgoingWeights, register
+from learner.publisher import Publisher
 from learner.run_files import weights_folder
+from learner.weight_copy import CopyStream, OutgoingWeights, register
 from protocol.messages.peers import PublishWeights
 from protocol.weights.files import verify
 from protocol.weights.format import DATA, Shapes, read_manifest

@@ -33,7 +33,7 @@ from benchmarks.harnesses.wire import Wire
 from benchmarks.report import save_results
 from envs.agent.suite import AgentSuite
 from envs.registry import make_suite
-from learner.segments import assemble
+from learner.intake.trajectories import assemble
 from learner.trajectory import Trajectory
 from protocol.arrays import SegmentArrays
 from protocol.messages.episodes import LeaseTask, Sampling, Task

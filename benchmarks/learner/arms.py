@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.trajectory import Trajectory
-from learner.update.batching.micro_batch import MicroBatch
+from learner.update.micro_batches import MicroBatch
 from protocol.messages.episodes import Reward, Turn
 
 LONGEST = 400

@@ -29,14 +29,13 @@ import torch
 
 from benchmarks.learner.arms import LEARNING_RATE, SHARED, SIZES, BareLoop, make_model, make_trajectories
 from benchmarks.report import save_results
-from learner.config import LearnerConfig
+from learner.advantages import assign_credit
+from learner.settings.learner import LearnerConfig
 from learner.trajectory import Trajectory
-from learner.update.batching.batch import Batch, make_batch
-from learner.update.batching.cutting import make_micro_batches
-from learner.update.batching.micro_batch import MicroBatch
-from learner.update.batching.packing import deal_mini_batches
-from learner.update.credit_assignment import assign_credit
+from learner.update.batch import Batch, make_batch
 from learner.update.engine import TrainingEngine
+from learner.update.micro_batches import MicroBatch, make_micro_batches
+from learner.update.rows import deal_mini_batches
 
 LENGTHS = ("uniform", "long-tailed")
 """Lengths of the arms that run unless `--lengths` says otherwise; nothing is shared in them."""

@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from benchmarks.learner.arms import SIZES, make_trajectories
+from learner.advantages import assign_credit
 from learner.settings.algorithm import AlgorithmConfig
-from learner.update.batching.batch import make_batch
-from learner.update.batching.cutting import make_micro_batches
-from learner.update.credit_assignment import assign_credit
-from learner.update.objective.objective import make_objective
-from learner.update.objective.tokens import Adaptive, Tokens
+from learner.update.batch import make_batch
+from learner.update.micro_batches import make_micro_batches
+from learner.update.objective import Adaptive, Tokens, make_objective
 from learner.update.target_logp import target_logp
 from protocol.codec import decode, encode_arrays, unpack_arrays
 from protocol.messages.episodes import Reward, Segment, Turn

@@ -65,7 +65,7 @@ def fit(seconds: dict[int, float]) -> dict[int, float]:
 
 
 def _measure(length: int, repetitions: int, sender: Connection) -> None:
-    from learner.config import LearnerConfig
+    from learner.settings.learner import LearnerConfig
     from learner.update.engine import TrainingEngine
 
     with tempfile.TemporaryDirectory() as name:

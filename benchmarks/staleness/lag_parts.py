@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from envs.base import Split
-from learner.intake.curriculum import Curriculum
-from learner.intake.exchange import Exchange
-from learner.settings.evaluation import EvaluationConfig
-from learner.units import Unit
+from learner.curriculum import Curriculum
+from learner.intake.session import Exchange
+from learner.settings.learner import EvaluationConfig
+from learner.trajectory import Unit
 from protocol.messages.episodes import Task
 
 

@@ -24,15 +24,15 @@ from launch.processes.role_command import role_command
 from launch.run_file.sections import RunConfig
 from launch.supervise.health import BROKER
 from launch.supervise.posts import environment, posts
-from learner.config import LearnerConfig
-from learner.families.wiring import waiting_families
-from learner.intake.broker_wait import TIME_LIMIT
-from learner.loop import Learner
+from learner.intake.session import TIME_LIMIT
+from learner.intake.waiting_families import waiting_families
 from learner.metrics import Report
-from learner.process.joining import join
-from learner.publishing.publisher import Publisher
-from learner.replay.from_config import replay_table
+from learner.process import join
+from learner.publisher import Publisher
+from learner.replay.table import replay_table
+from learner.run import Learner
 from learner.run_files import next_epoch
+from learner.settings.learner import LearnerConfig
 from learner.update.engine import TrainingEngine
 from protocol.session import Progress
 from protocol.sockets import ThreadLink

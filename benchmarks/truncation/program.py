@@ -44,15 +44,15 @@ from benchmarks.staleness.lag_system import System, running
 from benchmarks.truncation.report import ARMS, Ended, Run, plot, row, smoothed, tables
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
-from learner.config import LearnerConfig
 from learner.errors import Stopped
-from learner.intake.exchange import Exchange
-from learner.loop import Learner
+from learner.intake.session import Exchange
 from learner.metrics import Report
-from learner.process.joining import join
-from learner.publishing.publisher import Publisher
+from learner.process import join
+from learner.publisher import Publisher
+from learner.run import Learner
 from learner.run_files import next_epoch
-from learner.totals import Totals
+from learner.settings.learner import LearnerConfig
+from learner.trainer import Totals
 from learner.update.engine import TrainingEngine
 from protocol import names
 from protocol.session import Progress

@@ -17,11 +17,11 @@ from benchmarks.versus_trl.runs import Run, Spec
 from launch.run_file.load import check
 from launch.run_file.sections import RunConfig
 from learner.errors import Stopped
-from learner.intake.exchange import Exchange
-from learner.loop import Learner
+from learner.intake.session import Exchange
 from learner.metrics import Report
-from learner.process.joining import join
-from learner.publishing.publisher import Publisher
+from learner.process import join
+from learner.publisher import Publisher
+from learner.run import Learner
 from learner.run_files import next_epoch
 from learner.update.engine import TrainingEngine
 from protocol.session import Progress

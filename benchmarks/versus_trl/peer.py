@@ -32,7 +32,7 @@ from envs.registry import make_suite
 from envs.rows.suite import RowsSuite
 from launch.run_file.load import check
 from launch.run_file.sections import RunConfig
-from learner.settings.optimizer import OptimizerConfig
+from learner.settings.learner import OptimizerConfig
 
 try:
     import datasets

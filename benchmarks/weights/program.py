@@ -28,7 +28,7 @@ from actors.config import GeneratorConfig
 from benchmarks.generation.model import SIZES, make_model
 from benchmarks.report import save_results
 from benchmarks.weights.sides import RUN, Side, Taken, Told, run_generator, run_server
-from learner.publishing.publisher import Publisher
+from learner.publisher import Publisher
 from learner.run_files import weights_folder
 from protocol.messages.peers import PublishWeights
 from protocol.security.key_files import make as make_keys
@@ -59,7 +59,7 @@ class Learner:
         Returns:
             Its announcement, the time when copying began, and the seconds until it was copied and announced.
         """
-        from learner.publishing.weight_copy import OutgoingWeights
+        from learner.weight_copy import OutgoingWeights
 
         self._version += 1
         for tensor in self._tensors.values():

@@ -23,7 +23,7 @@ from launch.supervise.model_process import prepare_model
 from launch.supervise.supervisor import end, supervise
 from launch.supervise.terminal.end_table import unanswered_text
 from launch.supervise.terminal.panel import Panel
-from learner.checkpoints.checkpoint_files import standing
+from learner.checkpoint_files import standing
 from learner.errors import CheckpointError
 from learner.run_files import CHECKPOINTS, RESULT
 

@@ -10,7 +10,7 @@ from broker.journal.files import numbers, read_place
 from broker.journal.opening import records
 from broker.journal.records import Kind, Loss, Place, file_name, unpack_segment
 from launch.errors import RecordingError
-from learner.retrain.recorded import RecordedStep, RecordedUnit
+from learner.recorded_steps import RecordedStep, RecordedUnit
 from protocol import names
 from protocol.codec import decode_segment
 from protocol.messages.episodes import Deliver, Segment, Task

@@ -12,7 +12,7 @@ from launch.errors import ConfigError
 from launch.processes.role_command import role_environment
 from launch.resuming import BY_HAND
 from launch.run_file.sections import RunConfig
-from learner.retrain.recorded import RecordedStep
+from learner.recorded_steps import RecordedStep
 
 DEFAULT_OUT = "retrained"
 
@@ -57,7 +57,7 @@ def train(config: RunConfig, steps: Iterable[RecordedStep], out: Path) -> None:
     """
     from launch.model import prepare
     from learner.errors import CannotRetrain
-    from learner.retrain.retrain import retrain as train_recorded
+    from learner.retrain import retrain as train_recorded
 
     settings = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
     try:

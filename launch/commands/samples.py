@@ -6,8 +6,7 @@ from pathlib import Path
 
 from launch.commands.find_run import newest
 from launch.errors import ConfigError
-from learner.samples.sample import FILE, Sample, encode_line, read_samples
-from learner.samples.show import escaped, facts
+from learner.samples import SAMPLES_FILE, Sample, encode_line, escaped, facts, read_samples
 
 NAMES = {"prompt": "prompt", "answer": "answer", "observation": "observed", "left_out": ""}
 INDENT = 11
@@ -35,7 +34,7 @@ def show(
     samples = list(read_samples(folder))
     if not samples:
         raise ConfigError(
-            f"{folder} has no samples yet ({FILE}): the first evaluation and the first step write them"
+            f"{folder} has no samples yet ({SAMPLES_FILE}): the first evaluation and the first step write them"
         )
     shown = chosen(samples, only=only, heldout=heldout, step=step, count=count)
     if not shown:

@@ -2,7 +2,7 @@
 
 The simulation follows the rules of the system:
 
-- The learner keeps ``(max_policy_lag + 1) * batch`` trajectories under way (`learner.intake.curriculum`).
+- The learner keeps ``(max_policy_lag + 1) * batch`` trajectories under way (`learner.curriculum`).
 - It trains the oldest groups first, drops groups without a token within the lag bound, and masks older tokens
   in others.
 - It hands out new tasks while it waits and after each step, not during a step.

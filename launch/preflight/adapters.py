@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launch.errors import ConfigError
 from launch.run_file.sections import RunConfig
-from learner.settings.lora import LoraConfig
+from learner.settings.learner import LoraConfig
 
 TRY_S = 300.0
 SHOWN_CHARS = 600
@@ -61,7 +61,7 @@ def problem_of(folder: Path, lora: LoraConfig) -> str:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from learner.errors import LoraError
-    from learner.model.lora import chosen_layers
+    from learner.update.lora import chosen_layers
 
     # On this device a tensor has a shape and no content.
     with torch.device("meta"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from launch.placement import LEARNER, Placement
 from launch.preflight.memory import BYTES, GB, ModelSize, activation_bytes, frozen_policies, tokens_at_once
 from launch.run_file.sections import RunConfig
-from learner.config import REDUCE_BUCKET, LearnerConfig
+from learner.settings.learner import REDUCE_BUCKET, LearnerConfig
 
 RANK_BYTES = {
     ("float32", 0): (16, 0),

@@ -13,8 +13,7 @@ from typing import Any
 
 from launch.errors import ConfigError
 from launch.run_file.sections import RunConfig
-from learner.settings.algorithm import AlgorithmConfig
-from learner.settings.regularisers import KlConvex
+from learner.settings.algorithm import AlgorithmConfig, KlConvex
 
 GB = 1e9
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

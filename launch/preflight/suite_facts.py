@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from envs.base import SuiteFacts
 from envs.user_code import nearest
 from launch.run_file.sections import RunConfig
-from learner.credit.needs import needed_marks, needed_rewards
+from learner.rewards import needed_marks, needed_rewards
 
 
 def fitted(config: RunConfig, facts: SuiteFacts) -> tuple[RunConfig, list[str]]:

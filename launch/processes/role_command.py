@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.processes.ports import free_port
-from learner.config import LearnerConfig
+from learner.settings.learner import LearnerConfig
 from protocol.processes import VARIABLE
 
 RENDEZVOUS_S = 600.0

@@ -10,12 +10,18 @@ from envs.remote.suite import GAUGES as REMOTE
 from envs.rows.suite import GAUGES as ROWS
 from envs.scoring.scorer import GAUGES as SCORER
 from envs.tools.suite import GAUGES as TOOLS
-from learner.gauges.evaluation import EVALUATION, EVALUATION_SETS
-from learner.gauges.families import FAMILY
-from learner.gauges.histograms import HISTOGRAMS
-from learner.gauges.replay import REPLAY
-from learner.gauges.rollout import ROLLOUT
-from learner.gauges.update import CRITIC, ENTROPY, METHODS, UPDATE
+from learner.gauges import (
+    CRITIC,
+    ENTROPY,
+    EVALUATION,
+    EVALUATION_SETS,
+    FAMILY,
+    HISTOGRAMS,
+    METHODS,
+    REPLAY,
+    ROLLOUT,
+    UPDATE,
+)
 from protocol.gauges import ACTOR, ENV, GENERATOR, Gauge
 
 SECTIONS: dict[str, tuple[str, Mapping[str, Gauge]]] = {

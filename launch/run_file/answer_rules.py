@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 
-from learner.config import LearnerConfig
-from learner.credit.compared import is_by_turn
-from learner.credit.comparison_config import ComparedAdvantage
-from learner.credit.needs import VALUES, values_of_parts
-from learner.credit.short_forms import comparisons_of
-from learner.credit.signal import judges_groups
-from learner.families.answer_config import JudgeFamily, RefineFamily
+from learner.comparisons import is_by_turn, judges_groups
+from learner.rewards import VALUES, values_of_parts
+from learner.settings.advantages import ComparedAdvantage, comparisons_of
+from learner.settings.families import JudgeFamily, RefineFamily
+from learner.settings.learner import LearnerConfig
 
 WHAT = '[learner.family] of kind "judge"'
 

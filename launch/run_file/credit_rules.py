@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from learner.config import LearnerConfig
-from learner.credit.compared import is_by_turn
-from learner.credit.comparison_config import ComparedAdvantage, Comparison
-from learner.credit.reward_config import OverlongPenalty, RewardConfig
-from learner.settings.advantages import RiskAdvantage
+from learner.comparisons import is_by_turn
+from learner.settings.advantages import ComparedAdvantage, Comparison, RiskAdvantage
+from learner.settings.learner import LearnerConfig
+from learner.settings.rewards import OverlongPenalty, RewardConfig
 
 
 def credit_contradictions(learner: LearnerConfig) -> Iterator[str]:

@@ -4,11 +4,9 @@ from collections.abc import Iterator
 
 from envs.base import SuiteFacts
 from launch.run_file.answer_rules import judge_contradictions, longest_context, refine_contradictions
-from learner.config import LearnerConfig
-from learner.credit.compared import is_by_turn
-from learner.credit.short_forms import comparisons_of
-from learner.families.answer_config import JudgeFamily, RefineFamily
-from learner.families.family_config import (
+from learner.comparisons import is_by_turn
+from learner.settings.advantages import comparisons_of
+from learner.settings.families import (
     ATTEMPT,
     REFLECTION,
     BranchFamily,
@@ -16,8 +14,11 @@ from learner.families.family_config import (
     FamilyConfig,
     GuidedFamily,
     HintFamily,
+    JudgeFamily,
+    RefineFamily,
     RetryFamily,
 )
+from learner.settings.learner import LearnerConfig
 
 
 def family_contradictions(learner: LearnerConfig) -> Iterator[str]:

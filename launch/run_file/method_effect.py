@@ -8,14 +8,13 @@ from collections.abc import Iterator
 
 from launch.run_file.family_rules import family_notes
 from launch.run_file.objectives import ChangedObjective, objectives_of
-from learner.config import LearnerConfig
-from learner.settings.algorithm import AlgorithmConfig
-from learner.settings.regularisers import KlPenalty
-from learner.settings.surrogates import (
+from learner.settings.algorithm import (
+    AlgorithmConfig,
     BalancedSurrogate,
     ChunkSurrogate,
     ClipSurrogate,
     EntropySurrogate,
+    KlPenalty,
     LagSurrogate,
     MiniRlSurrogate,
     MirrorDescentSurrogate,
@@ -23,6 +22,7 @@ from learner.settings.surrogates import (
     TripletSurrogate,
     WeightedSurrogate,
 )
+from learner.settings.learner import LearnerConfig
 
 ADAPTERS_LR = 1e-5
 """Learning rate below which adapters hardly learn: ten times the default, which is for full weights."""

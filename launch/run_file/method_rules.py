@@ -12,12 +12,10 @@ from launch.run_file.family_rules import family_contradictions
 from launch.run_file.objectives import compares_members, objectives_of
 from launch.run_file.ratio_rules import ratio_contradictions
 from launch.run_file.replay_rules import replay_contradictions
-from learner.config import LearnerConfig
-from learner.credit.signal import judges_groups
+from learner.comparisons import judges_groups
 from learner.settings.advantages import GROUP_RELATIVE, GaeAdvantage
-from learner.settings.surrogates import (
-    RegressionSurrogate,
-)
+from learner.settings.algorithm import RegressionSurrogate
+from learner.settings.learner import LearnerConfig
 
 
 def method_contradictions(learner: LearnerConfig) -> Iterator[str]:

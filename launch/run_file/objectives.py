@@ -3,12 +3,9 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from learner.config import LearnerConfig
-from learner.credit.short_forms import comparisons_of
-from learner.settings.advantages import GROUP_RELATIVE
-from learner.settings.algorithm import AlgorithmConfig
-from learner.settings.corrections import CorrectionConfig
-from learner.settings.surrogates import SurrogateConfig
+from learner.settings.advantages import GROUP_RELATIVE, comparisons_of
+from learner.settings.algorithm import AlgorithmConfig, CorrectionConfig, SurrogateConfig
+from learner.settings.learner import LearnerConfig
 
 
 class ChangedObjective(NamedTuple):

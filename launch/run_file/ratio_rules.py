@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from launch.run_file.objectives import objectives_of
-from learner.settings.algorithm import AlgorithmConfig
-from learner.settings.corrections import IntervalCorrection
-from learner.settings.surrogates import (
+from learner.settings.algorithm import (
+    AlgorithmConfig,
     BalancedSurrogate,
     ClipSurrogate,
     EntropySurrogate,
+    IntervalCorrection,
     LagSurrogate,
     MiniRlSurrogate,
     RegressionSurrogate,

@@ -13,8 +13,8 @@ from launch.run_file.load import load, read
 from launch.run_file.objectives import compares_members
 from launch.run_file.sections import RunConfig
 from launch.run_file.shipped import FOLDER, run_files
-from learner.credit.needs import needed_marks
-from learner.settings.regularisers import KlConvex, KlPenalty
+from learner.rewards import needed_marks
+from learner.settings.algorithm import KlConvex, KlPenalty
 from recipes import BOUNDS_NEVER_ACT, ONE_ALGORITHM
 
 ROOT = Path(__file__).parents[2]

@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 
 from launch.run_file.objectives import compares_members
-from learner.config import LearnerConfig
-from learner.credit.reward_config import WinRate
 from learner.settings.advantages import GROUP_RELATIVE
-from learner.settings.regularisers import KlConvex, KlPenalty
-from learner.settings.replay import RESCUE_RULES, ReplayConfig
-from learner.settings.surrogates import BoundedSurrogate
+from learner.settings.algorithm import BoundedSurrogate, KlConvex, KlPenalty
+from learner.settings.learner import RESCUE_RULES, LearnerConfig, ReplayConfig
+from learner.settings.rewards import WinRate
 
 
 def replay_contradictions(learner: LearnerConfig) -> Iterator[str]:
@@ -85,7 +83,7 @@ def _outcomes(learner: LearnerConfig, replay: ReplayConfig) -> Iterator[str]:
 def _table(learner: LearnerConfig) -> Iterator[str]:
     """Yield the mistake that the replay table itself finds: it would give nothing, or less than its share."""
     from learner.errors import ReplayConfigError
-    from learner.replay.from_config import replay_table
+    from learner.replay.table import replay_table
 
     try:
         replay_table(learner)

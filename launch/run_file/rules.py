@@ -14,7 +14,7 @@ from launch.run_file.method_effect import settings_without_effect
 from launch.run_file.method_rules import method_contradictions
 from launch.run_file.sections import RunConfig
 from learner.settings.advantages import GaeAdvantage
-from learner.settings.lora import ALL_LINEAR
+from learner.settings.learner import ALL_LINEAR
 from protocol.errors import AddressRefused
 from protocol.security.addresses import split_address, why_not_bound
 

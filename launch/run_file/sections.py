@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from actors.config import ActorConfig, GeneratorConfig
 from broker.config import BrokerConfig
 from envs.registry import EnvConfig
-from learner.config import LearnerConfig
+from learner.settings.learner import LearnerConfig
 from protocol.section import Section
 
 ADAPTERS_LR = 2e-5

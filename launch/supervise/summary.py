@@ -9,8 +9,7 @@ from typing import Any
 
 from launch.run_file.sections import RunConfig
 from launch.supervise.learning_curve import draw_curve
-from learner.checkpoints.models import best_model, best_of, score_of
-from learner.run_files import METRICS, RESULT
+from learner.run_files import METRICS, RESULT, best_model, best_of, score_of
 
 SCHEMA = 1
 COUNTS = (

@@ -23,7 +23,7 @@ from launch.supervise.posts import BROKER_START_S, LEARNER
 from launch.supervise.starting import Starting, keep_starts, last_starts
 from launch.supervise.summary import Course, Summary, write_summary
 from launch.supervise.terminal.panel import Panel
-from learner.checkpoints.checkpoint_files import step_back
+from learner.checkpoint_files import step_back
 from learner.run_files import CHECKPOINTS, METRICS, RESULT
 from protocol.security.http import scheme
 

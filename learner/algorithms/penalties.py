@@ -8,8 +8,8 @@ import math
 from torch import Tensor
 
 from learner.algorithms.ratios import segment_sums
-from learner.algorithms.shapes import check_same_shape
 from learner.algorithms.surrogates import SurrogateValue, unclipped
+from learner.algorithms.tokens import check_same_shape
 
 
 def ratio_variance_surrogate(ratio: Tensor, advantage: Tensor, *, dual: float) -> SurrogateValue:

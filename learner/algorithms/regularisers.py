@@ -18,7 +18,7 @@ from typing import Literal, assert_never
 from torch import Tensor
 
 from learner.algorithms.ratios import LOG_RATIO_LIMIT
-from learner.algorithms.shapes import check_same_shape
+from learner.algorithms.tokens import check_same_shape
 
 KlEstimator = Literal["k1", "k2", "k3"]
 K3_CEILING = 10.0

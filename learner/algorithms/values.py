@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from learner.algorithms.shapes import check_same_shape
+from learner.algorithms.tokens import check_same_shape
 from protocol.arrays import Float64s
 
 

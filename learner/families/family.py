@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.trajectory import Trajectory
-from learner.units import Unit, UnitPart
+from learner.trajectory import Trajectory, Unit, UnitPart
 from protocol import names
 from protocol.messages.episodes import TaskStart
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from learner.credit.rewards.composition import as_given
-from learner.credit.rewards.sums import total_of
-from learner.families.answer_config import ANSWERS, JudgeFamily
-from learner.families.drafts import AnswerText, answer_of
 from learner.families.family import ChildTask, Settled, TaskFamily, member_of
+from learner.families.notes import AnswerText, answer_of
+from learner.rewards import as_given, total_of
+from learner.settings.families import ANSWERS, JudgeFamily
 from learner.trajectory import Trajectory
 from protocol.messages.episodes import Reward
 from protocol.messages.fields import MAX_TEXT

@@ -1,28 +1,39 @@
 """What a family does next: it asks for further tasks, or it is trained. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
 
-from learner.families.answer_config import JudgeFamily, RefineFamily
-from learner.families.branching import next_branches, settle_branches
-from learner.families.drafts import AnswerText, next_after_drafts, settle_drafts
-from learner.families.family import ChildTask, Settled, TaskFamily
-from learner.families.family_config import (
+from learner.errors import CannotRetrain
+from learner.families.branching import next_branches, next_retries, settle_branches, settle_retries
+from learner.families.family import ChildTask, FamilyStage, Settled, TaskFamily
+from learner.families.judging import next_judgements, settle_judgements
+from learner.families.notes import (
+    AnswerText,
+    next_after_drafts,
+    next_guided,
+    next_hint,
+    next_refined,
+    settle_drafts,
+    settle_guided,
+    settle_hints,
+    settle_refined,
+)
+from learner.settings.families import (
     BranchFamily,
     DraftFamily,
     FamilyConfig,
     GuidedFamily,
     HintFamily,
+    JudgeFamily,
+    RefineFamily,
     RetryFamily,
 )
-from learner.families.guidance import next_guided, settle_guided
-from learner.families.hints import next_hint, settle_hints
-from learner.families.judging import next_judgements, settle_judgements
-from learner.families.refining import next_refined, settle_refined
-from learner.families.retries import next_retries, settle_retries
+from learner.trajectory import Unit
+from protocol import names
+from protocol.messages.episodes import Task
 
 
 @dataclass(frozen=True)
@@ -98,3 +109,54 @@ def settle(config: FamilyConfig, family: TaskFamily, decode: AnswerText | None =
             return settle_guided(config, family)
         case _:
             assert_never(config)
+
+
+def joined(
+    config: FamilyConfig,
+    groups: Sequence[Unit],
+    *,
+    others: Sequence[Unit] = (),
+    tasks: Sequence[Task] = (),
+    decode: AnswerText | None = None,
+) -> list[Unit]:
+    """Return the families of recorded groups, each as the unit that the recorded run trained.
+
+    Members that did not begin as their tasks ask for are left out, as the recorded run did.
+
+    Args:
+        config: settings of the recorded run.
+        groups: units of a batch, in the order of the batch.
+        others: units that were not trained, among them first groups of these families.
+        tasks: tasks of the groups that have a note or a prefix.
+        decode: turns the tokens of an answer into text, see `settle`.
+
+    Raises:
+        CannotRetrain: answers were valued by judgements that were not trained, so the recording lacks them.
+    """
+    children = {task.task_id: ChildTask(task.note, task.start) for task in tasks}
+    first = {unit.group_id: FamilyStage(unit.group_id, "", unit.trajectories) for unit in (*others, *groups)}
+    families: dict[str, list[Unit]] = {}
+    for group in groups:
+        families.setdefault(names.family_of(group.group_id), []).append(group)
+    units = []
+    for family_id, parts in families.items():
+        family = TaskFamily(family_id)
+        for group in sorted(parts, key=lambda part: names.stage_of(part.group_id)):
+            stage = FamilyStage(group.group_id, group.unit_id, group.trajectories)
+            if names.stage_of(group.group_id) and family_id in first:
+                stage = stage.checked(first[family_id], _asked(group, children))
+            family.add(stage)
+        settled = settle(config, family, decode)
+        if not settled.trained:
+            raise CannotRetrain(
+                f"family {family_id}: its answers were valued by judgements that were not trained, and a recording has "
+                "only what was trained"
+            )
+        units.append(settled.unit(family))
+    return units
+
+
+def _asked(group: Unit, children: Mapping[str, ChildTask]) -> list[ChildTask]:
+    """Return the tasks of a group by member; those without a note or a prefix are plain."""
+    size = max((t.group_size for t in group.trajectories), default=0)
+    return [children.get(names.task_id(group.group_id, member), ChildTask()) for member in range(size)]

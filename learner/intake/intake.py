@@ -1,24 +1,238 @@
-"""The learner's units from their delivery to their commit: ready, held, dropped or trained. Pure."""
+"""The learner's units from their delivery to their commit: received, ready, held, dropped or trained. Pure."""
 
-from collections import deque
-from collections.abc import Callable, Sequence
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from learner.credit.reward_config import RewardConfig
-from learner.credit.signal import has_signal
-from learner.families.waiting import WaitingFamilies
-from learner.intake.curriculum import Curriculum
-from learner.intake.open_trajectories import OpenTrajectories
+from learner.comparisons import has_signal
+from learner.curriculum import Curriculum
+from learner.errors import BrokenTrajectory, LedgerViolation
+from learner.families.family import FamilyStage
 from learner.intake.signal_watch import SignalWatch
-from learner.intake.token_audit import check_ledger
-from learner.intake.trajectories import composed_at
-from learner.intake.unit_commits import UnitCommits
-from learner.trajectory import RouteLayers, Trajectory
-from learner.units import Counts, Unit, newest_version
+from learner.intake.trajectories import (
+    OpenTrajectories,
+    composed_at,
+    is_usable,
+    placed,
+    trajectories_of,
+    valued,
+)
+from learner.intake.waiting_families import WaitingFamilies
+from learner.settings.rewards import RewardConfig
+from learner.trajectory import RECOMMITTED, Counts, RouteLayers, Trajectory, Unit, newest_version
 from protocol import names
-from protocol.messages.episodes import Commit, Task
+from protocol.arrays import SegmentArrays
+from protocol.codec import AnyMessage, decode_delivery
+from protocol.errors import ProtocolError
+from protocol.messages.episodes import Commit, Deliver, Dropped, Task
+from protocol.messages.peers import QueueStats
 from protocol.version_line import VersionLine
+
+REMEMBERED_UNITS = 65_536
+"""Number of committed units that are remembered; the oldest are removed first."""
+
+
+class Commitment(NamedTuple):
+    """How and when a unit was committed."""
+
+    step: int
+    """First learner step whose checkpoint contains the commit."""
+    trained: bool
+    """True if the unit entered a gradient; else it was dropped."""
+    version: int = -1
+    """Policy version that the step updated; -1 for a dropped unit."""
+
+
+class CommitMemory:
+    """The last committed units, oldest first. They are part of the checkpoint.
+
+    If the broker delivers one of them again, its commit was lost, with a killed process or with a connection.
+    The learner commits the unit again and does not train it.
+
+    Example:
+        >>> committed = CommitMemory(size=2)
+        >>> for i, unit in enumerate(["1g0", "1g1", "1g2"]): committed.add(unit, step=i, trained=True)
+        >>> "1g0" in committed, committed["1g2"]
+        (False, Commitment(step=2, trained=True, version=-1))
+    """
+
+    def __init__(self, size: int = REMEMBERED_UNITS) -> None:
+        self._size = size
+        self._units: OrderedDict[str, Commitment] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def __contains__(self, unit_id: str) -> bool:
+        return unit_id in self._units
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._units)
+
+    def __getitem__(self, unit_id: str) -> Commitment:
+        return self._units[unit_id]
+
+    def add(self, unit_id: str, *, step: int, trained: bool, version: int = -1) -> None:
+        """Add a unit, and remove the oldest ones beyond the size."""
+        self._units[unit_id] = Commitment(step, trained, version)
+        self._units.move_to_end(unit_id)
+        while len(self._units) > self._size:
+            self._units.popitem(last=False)
+
+    def state(self) -> list[Any]:
+        """Return the units for the checkpoint."""
+        return [[unit_id, *commitment] for unit_id, commitment in self._units.items()]
+
+    def restore(self, state: Iterable[Any]) -> None:
+        """Restore the units that `state` returned."""
+        self._units.clear()
+        for unit_id, *commitment in state:
+            self.add(unit_id, **Commitment(*commitment)._asdict())
+
+
+@dataclass
+class UnitCommits:
+    """Deliveries between their arrival and their commit, and the memory of those that were committed.
+
+    Example:
+        >>> commits = UnitCommits()
+        >>> commits.hold("1g0"); commits.drop("1g1")
+        >>> "1g0" in commits, "1g1" in commits, "1g2" in commits
+        (True, True, False)
+        >>> commits.commit(1, 7, []).dropped
+        ['1g1']
+        >>> commits.commit_again(["1g1", "1g2"]), [again.dropped for again in commits.recommit(1)]
+        (1, [['1g1']])
+    """
+
+    committed: CommitMemory = field(default_factory=CommitMemory)
+    held: set[str] = field(default_factory=set)
+    """Deliveries that wait for their family, are ready or are being trained."""
+    _dropped: list[str] = field(default_factory=list)
+    """Units that were dropped and are not committed yet."""
+    _recommits: list[str] = field(default_factory=list)
+    """Units whose commit must be repeated."""
+
+    def __contains__(self, unit_id: str) -> bool:
+        """Return whether a delivery is here: its commit is not sent yet."""
+        return unit_id in self.held or unit_id in self._dropped
+
+    def hold(self, unit_id: str) -> None:
+        """Note a delivery that is to be trained."""
+        self.held.add(unit_id)
+
+    def drop(self, unit_id: str) -> None:
+        """Note a new delivery that will not be trained. The next commit names it."""
+        self._dropped.append(unit_id)
+
+    def drop_held(self, unit_id: str) -> None:
+        """Note that a held delivery will not be trained after all. The next commit names it."""
+        self.held.remove(unit_id)
+        self._dropped.append(unit_id)
+
+    def commit(
+        self, epoch: int, step: int, trained: Sequence[Unit], replayed_tokens: int = 0, version: int = -1
+    ) -> Commit | None:
+        """Note units as trained and return the Commit to send; None if there is nothing to commit.
+
+        Args:
+            epoch: number of this learner process.
+            step: learner step of the commit.
+            trained: units that entered a gradient. Units dropped since the last commit are added.
+            replayed_tokens: replayed tokens that were trained in the step.
+            version: policy version that the step updated.
+        """
+        parts = [part for unit in trained for part in unit.parts]
+        for part in parts:
+            self.held.remove(part.unit_id)
+            if part.trained:
+                self.committed.add(part.unit_id, step=step, trained=True, version=version)
+            else:
+                self._dropped.append(part.unit_id)
+        dropped, self._dropped = self._dropped, []
+        for unit_id in dropped:
+            self.committed.add(unit_id, step=step, trained=False)
+        if not trained and not dropped:
+            return None
+        return Commit(
+            epoch=epoch,
+            step=step,
+            trained=[part.unit_id for part in parts if part.trained],
+            dropped=dropped,
+            replayed_tokens=replayed_tokens,
+            version=version if trained else -1,
+        )
+
+    def repeat(self, unit_id: str) -> None:
+        """Queue the commit of a unit to be repeated, because the unit was delivered again."""
+        self._recommits.append(unit_id)
+
+    def commit_again(self, held: Iterable[str]) -> int:
+        """Queue commits to repeat for units that the broker still holds. Return their number.
+
+        A unit that is ready or dropped here is left out, even if it was committed before under the same id:
+        it is a new unit of a broker that lost its journal and uses ids again.
+        """
+        here = self.held | set(self._dropped)
+        units = [unit_id for unit_id in held if unit_id in self.committed and unit_id not in here]
+        self._recommits += units
+        return len(units)
+
+    def recommit(self, epoch: int) -> list[Commit]:
+        """Return the repeated commits queued since the last call, each for the step of its first commit."""
+        again, self._recommits = dict.fromkeys(self._recommits), []
+        steps = sorted({self.committed[unit_id].step for unit_id in again})
+        units = [(unit_id, self.committed[unit_id]) for unit_id in again]
+        return [
+            Commit(
+                epoch=epoch,
+                step=step,
+                trained=[unit_id for unit_id, was in units if was.step == step and was.trained],
+                dropped=[unit_id for unit_id, was in units if was.step == step and not was.trained],
+                version=max(was.version for _, was in units if was.step == step),
+            )
+            for step in steps
+        ]
+
+
+def check_ledger(
+    *, delivered: int, trained: int, outcomes: Mapping[str, int], ready: int, kept: int = 0
+) -> None:
+    """Check that no action token was lost or counted twice.
+
+    The check is for the time between two learner steps, when no unit is being trained. Each segment of a
+    growing trajectory was delivered as a window and is counted as such. Evaluation counts as an outcome.
+
+    Args:
+        delivered: action tokens of all delivered units; a unit that came again while it was here counts once.
+        trained: action tokens of units that were in a batch.
+        outcomes: action tokens of all other units, by outcome; units that came again after their commit
+            have an outcome of their own.
+        ready: action tokens of units that wait to be trained.
+        kept: action tokens of groups that wait for others of their family.
+
+    Raises:
+        LedgerViolation: ``delivered`` is not the sum of the others.
+
+    Example:
+        >>> check_ledger(delivered=10, trained=4, outcomes={"stale": 3}, ready=3)
+        >>> check_ledger(delivered=10, trained=4, outcomes={"stale": 3}, ready=2)
+        Traceback (most recent call last):
+        ...
+        learner.errors.LedgerViolation: of 10 action tokens that were delivered, 9 are accounted for ...
+    """
+    known = trained + sum(outcomes.values()) + ready + kept
+    if known != delivered:
+        raise LedgerViolation(
+            f"of {delivered} action tokens that were delivered, {known} are accounted for (difference "
+            f"{delivered - known}): trained {trained}, ready {ready}, kept {kept}, outcomes "
+            f"{dict(outcomes)}. This is an error "
+            "in the learner, not in the run file: what was trained since the last checkpoint is in doubt; please "
+            "report it with the learner's log, and go on from that checkpoint with --resume"
+        )
+
 
 SAMPLED = "generator/tokens_total"
 """Gauge of the broker: action tokens that the generators have sampled."""
@@ -232,3 +446,174 @@ class Intake:
     def composed(self, config: RewardConfig, members: Sequence[Trajectory]) -> list[Trajectory]:
         """Compose the rewards of the members of a group, see `learner.intake.trajectories.composed_at`."""
         return composed_at(self.line, config, members)
+
+
+log = logging.getLogger(__name__)
+
+
+def receive(intake: Intake, message: AnyMessage, rest: Sequence[bytes]) -> None:
+    """Process one message from the broker."""
+    match message:
+        case Deliver(unit_id=unit_id) if unit_id in intake.commits:
+            # Its commit is not sent yet, so there is nothing to repeat.
+            log.debug("unit %s came again while it is here", unit_id)
+        case Deliver():
+            intake.deliveries += 1
+            _delivered(intake, message, rest)
+        case Dropped():
+            intake.deliveries += 1
+            # 0 trajectories: a window before the last. The gap shows when the next window comes.
+            if message.trajectories:
+                _will_not_come(intake, message.group_id, message.unit_id)
+            intake.counts.note(f"dropped_{message.reason}", message.trajectories)
+        case QueueStats():
+            grown = message.gauges.get(SAMPLED, 0.0) - intake.gauges.get(SAMPLED, 0.0)
+            # The gauge falls when a generator is restarted.
+            intake.sampled_tokens += max(0, int(grown))
+            intake.gauges = message.gauges
+
+
+def _delivered(intake: Intake, deliver: Deliver, rest: Sequence[bytes]) -> None:
+    try:
+        segments = decode_delivery(deliver, rest)
+    except ProtocolError as error:
+        log.error("delivery refused unit=%s: %s", deliver.unit_id, error)
+        segments = []
+    intake.delivered_tokens += sum(segment.action_tokens for segment, _ in segments)
+    if _is_committed(intake, deliver.unit_id, segments):
+        _commit_again(intake, deliver, segments)
+        return
+    if intake.windows and segments and segments[0][0].purpose == "train":
+        _window(intake, deliver, segments)
+        return
+    trajectories = trajectories_of(segments, intake.line, intake.counts, intake.route_layers)
+    if not trajectories:
+        group_id = _group_id(deliver, segments)
+        if deliver.complete or deliver.unit_id == group_id:
+            _will_not_come(intake, group_id, deliver.unit_id)
+        intake.drop_delivery(deliver.unit_id, "unusable", [])
+        return
+    group_id, training = trajectories[0].group_id, trajectories[0].purpose == "train"
+    whole, config = deliver.unit_id == group_id, intake.curriculum.config.reward
+    trajectories = valued(trajectories, config, intake.line, group=whole, training=training)
+    if not training:
+        for trajectory in trajectories:
+            intake.evaluated[group_id] = trajectory
+            intake.signal.episode(trajectory)
+        intake.drop_delivery(deliver.unit_id, "evaluated", trajectories)
+    elif not intake.curriculum.owns(group_id):
+        intake.drop_delivery(deliver.unit_id, "other_epoch", trajectories)
+    else:
+        _to_train(intake, deliver.unit_id, group_id, trajectories)
+
+
+def _to_train(intake: Intake, unit_id: str, group_id: str, trajectories: list[Trajectory]) -> None:
+    """Hold a group or a trajectory that this lineage asked for, unless it would train nothing."""
+    intake.recent += trajectories
+    for trajectory in trajectories:
+        intake.signal.episode(trajectory)
+    failed = [t for t in trajectories if t.status == "failed"]
+    intake.counts.add("failed", failed)
+    usable = [t for t in trajectories if is_usable(t)]
+    if intake.families is not None:
+        intake.families.failed(failed)
+        _join_family(intake, intake.families, FamilyStage(group_id, unit_id, usable))
+        return
+    outcome = intake.judged(usable)
+    if outcome:
+        intake.free_room(Unit(unit_id, group_id, trajectories))
+        intake.drop_delivery(unit_id, outcome, usable)
+        return
+    intake.hold(Unit(unit_id, group_id, usable))
+
+
+def _join_family(intake: Intake, families: WaitingFamilies, stage: FamilyStage) -> None:
+    if outcome := families.refuses(stage.group_id):
+        intake.drop_delivery(stage.unit_id, outcome, stage.members)
+        return
+    intake.commits.hold(stage.unit_id)
+    intake.settle(families.add(stage))
+
+
+def _is_committed(intake: Intake, unit_id: str, segments: list[SegmentArrays]) -> bool:
+    """Return whether this unit was committed, and is not a new one with a reused id.
+
+    A broker that lost its journal uses ids again.
+    """
+    if unit_id not in intake.commits.committed:
+        return False
+    return not (intake.windows and segments and intake.open.begun_anew(segments))
+
+
+def _commit_again(intake: Intake, deliver: Deliver, segments: list[SegmentArrays]) -> None:
+    """Queue a repeated commit for a unit that was committed and has been delivered again."""
+    ends = {segment.trajectory_id for segment, _ in segments if segment.status != "unfinished"}
+    tokens = sum(segment.action_tokens for segment, _ in segments)
+    intake.counts.note(RECOMMITTED, len(ends), tokens)
+    intake.commits.repeat(deliver.unit_id)
+    group_id = _group_id(deliver, segments)
+    if intake.curriculum.is_evaluation(group_id):
+        return
+    if deliver.complete or deliver.unit_id == group_id:
+        _will_not_come(intake, group_id, deliver.unit_id)
+
+
+def _window(intake: Intake, deliver: Deliver, segments: list[SegmentArrays]) -> None:
+    """Process the next window of a trajectory; the tokens before it become its context."""
+    segment, last = segments[0][0], segments[-1][0]
+    tokens = sum(piece.action_tokens for piece, _ in segments)
+    if not intake.curriculum.awaits(segment.group_id, segment.task_id):
+        intake.counts.note("other_epoch", 0, tokens)
+        intake.drop_delivery(deliver.unit_id, "other_epoch", [])
+        return
+    if intake.open.displaced_by(segments):
+        intake.counts.note("broken", 1)
+    try:
+        trajectory = intake.open.extend(segments, intake.route_layers)
+    except BrokenTrajectory as error:
+        log.error("window rejected: %s", error)
+        intake.counts.note("broken", 1)
+        trajectory = None
+    if trajectory is None:
+        intake.counts.note("broken", 0, tokens)
+        intake.drop_delivery(deliver.unit_id, "broken", [])
+        if last.status != "unfinished":
+            intake.free_member(segment.group_id, segment.task_id)
+        return
+    config, whole = intake.curriculum.config.reward, [placed(trajectory, intake.line)]
+    (trajectory,) = valued(whole, config, intake.line, group=False, training=True)
+    if trajectory.status != "unfinished":
+        intake.recent.append(trajectory)
+        intake.signal.episode(trajectory)
+    unit = Unit(deliver.unit_id, segment.group_id, [trajectory])
+    if trajectory.status == "failed" or not trajectory.window_tokens:
+        intake.free_room(unit)
+        outcome = "failed" if trajectory.status == "failed" else "context"
+        intake.drop_delivery(deliver.unit_id, outcome, [trajectory])
+        return
+    intake.hold(unit)
+
+
+def _will_not_come(intake: Intake, group_id: str, unit_id: str) -> None:
+    """Stop waiting for this group, or for this member of it."""
+    curriculum = intake.curriculum
+    if curriculum.is_evaluation(group_id):
+        intake.evaluated[group_id] = None
+        return
+    if unit_id in ("", group_id):
+        if intake.families is not None:
+            if curriculum.owns(group_id):
+                intake.settle(intake.families.lost(group_id))
+            return
+        for task in curriculum.outstanding.get(group_id, []):
+            intake.open.forget(task.task_id)
+        curriculum.free(group_id)
+        return
+    # The unit is named by the task, or by its trajectory.
+    name = names.without_window(unit_id)
+    task_id = name if curriculum.awaits(group_id, name) else names.task_of(name)
+    intake.free_member(group_id, task_id)
+
+
+def _group_id(deliver: Deliver, segments: Sequence[SegmentArrays]) -> str:
+    return segments[0][0].group_id if segments else names.group_of_unit(deliver.unit_id)

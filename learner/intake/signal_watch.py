@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from learner.config import LearnerConfig
 from learner.errors import NothingToLearn, Stopped
+from learner.settings.learner import LearnerConfig
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, failure_or_text
 

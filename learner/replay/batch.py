@@ -16,15 +16,11 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from learner.algorithms.replay import advantage_recalibrated
-from learner.algorithms.replay_gates import group_failed
-from learner.credit.rewards.sums import mark_total
-from learner.replay.entry import ReplayEntry
-from learner.replay.rules import SUCCESS_RETURN
-from learner.replay.table import ReplayTable
-from learner.settings.replay import RESCUE_RULES, ReplayConfig
-from learner.trajectory import Trajectory
-from learner.units import Unit, newest_version
+from learner.algorithms.replay import advantage_recalibrated, group_failed
+from learner.replay.table import SUCCESS_RETURN, ReplayEntry, ReplayTable
+from learner.rewards import mark_total
+from learner.settings.learner import RESCUE_RULES, ReplayConfig
+from learner.trajectory import Trajectory, Unit, newest_version
 
 
 def mix(
@@ -50,7 +46,7 @@ def mix(
         version: policy version about to be updated.
         rng: generator for the draws.
         weight: factor of the advantages under the rule "advantage", see
-            `learner.algorithms.replay_gates.self_imitation_weight`.
+            `learner.algorithms.replay.self_imitation_weight`.
         compose: function that composes the rewards of a rescued group anew, because the reward of a group, for
             example a win rate, is another one with the stored member.
     """

@@ -10,8 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from learner.errors import ReplayStateError
-from learner.trajectory import Trajectory
-from learner.units import Unit
+from learner.trajectory import Trajectory, Unit
 from protocol.codec import pack_arrays, unpack_arrays
 from protocol.errors import ProtocolError
 from protocol.messages.fields import ArraySpec
@@ -38,7 +37,7 @@ class StoredItem(Struct, frozen=True):
 
 
 class StoredEntry(Struct, frozen=True, kw_only=True):
-    """An item of the table and the numbers that the selectors use; see `learner.replay.entry.ReplayEntry`."""
+    """An item of the table and the numbers that the selectors use; see `learner.replay.table.ReplayEntry`."""
 
     item: StoredItem
     key: str

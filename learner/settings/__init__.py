@@ -1,4 +1,4 @@
-"""Tables of the run file inside `[learner]`. `learner.config` has `[learner]` itself.
+"""Tables of the run file inside `[learner]`. `learner.settings.learner` has `[learner]` itself.
 
 - `sampling`: how trajectories are sampled. `evaluation`: sets of held-out tasks.
 - `algorithm`: the objective, composed of `advantages`, `corrections`, `surrogates`, `regularisers` and a `critic`.

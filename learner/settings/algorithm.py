@@ -1,18 +1,380 @@
-"""`[learner.algorithm]`: the objective, composed of parts. docs/recipes says which parts make which method.
+"""`[learner.algorithm]`: the objective, composed of an advantage, corrections, a surrogate, regularisers and a critic.
 
-A part with several forms is a table with a `kind`; every form has its own fields and defaults.
+Each form has its own fields and defaults; docs/recipes says which method each belongs to.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from learner.algorithms.tokens import Level
 from learner.settings.advantages import AdvantageConfig, GroupAdvantage
-from learner.settings.corrections import CorrectionConfig, TruncatedCorrection
-from learner.settings.critic import CriticConfig
-from learner.settings.regularisers import CovarianceMask, EntropyBonus, KlConfig
-from learner.settings.surrogates import ClipSurrogate, SurrogateConfig
 from protocol.section import Section
+
+CorrectionLevel = Level | Literal["product", "group"]
+
+
+class TruncatedCorrection(Section):
+    """Weight min(ceiling, proximal / behaviour), without gradient (truncated importance sampling)."""
+
+    kind: Literal["truncated"] = "truncated"
+    ceiling: float = Field(2.0, gt=0)
+    """Largest weight. Above 0."""
+    level: CorrectionLevel = "token"
+    """Tokens that share one ratio. "token": each has its own; else the geometric mean over the tokens of
+    "turn": the turn, "sequence": the trajectory, "group": all trajectories of the rollout group, which keeps
+    the sum of group-relative advantages at zero. "product": the product over the trajectory's tokens, without
+    bias but with a variance that grows with the length."""
+
+
+class IntervalCorrection(Section):
+    """Tokens whose ratio proximal / behaviour is outside [low, high] get no gradient (IcePop). At level
+    "sequence" or "group" the geometric mean decides for the whole trajectory or rollout group; at level
+    "product" the product decides for the trajectory."""
+
+    kind: Literal["interval"] = "interval"
+    low: float = Field(0.5, ge=0)
+    """Smallest ratio that is kept. At least 0, below `high`."""
+    high: float = Field(2.0, gt=0)
+    """Largest ratio that is kept. Above 0."""
+    level: CorrectionLevel = "token"
+    """Tokens that share one ratio: see `level` of kind "truncated"."""
+    weight: bool = True
+    """Weight of a token inside the interval. True: the ratio itself; false: 1."""
+
+
+CorrectionConfig = Annotated[TruncatedCorrection | IntervalCorrection, Field(discriminator="kind")]
+
+
+Centre = Literal["proximal", "behaviour"]
+LowHalfWidth = Annotated[float, Field(ge=0, le=1)]
+HalfWidth = Annotated[float, Field(ge=0)]
+
+
+class ClipSurrogate(Section):
+    """PPO clip of the ratio current / centre to [1 - low, 1 + high] (arXiv:1707.06347)."""
+
+    kind: Literal["clip"] = "clip"
+    low: LowHalfWidth = 0.2
+    """Distance of the lower bound from 1. 0 to 1."""
+    high: HalfWidth = 0.28
+    """Distance of the upper bound from 1. At least 0."""
+    dual: float = Field(0.0, ge=0)
+    """Dual clip: largest ratio that counts where the advantage is negative. 0: no dual clip; else above
+    1 + high."""
+    level: Level = "token"
+    """Tokens that share one ratio. "token": each has its own; else the geometric mean over the tokens of
+    "turn": the turn, "sequence": the trajectory (GSPO, arXiv:2507.18071)."""
+    centre: Centre = "proximal"
+    """Policy in the denominator of the ratio."""
+    keep_gradient: bool = False
+    """Whether a token above the upper bound keeps the gradient (1 + high) times the advantage (AEPO,
+    arXiv:2510.14545). False: it has none."""
+
+
+class WeightedSurrogate(Section):
+    """REINFORCE weighted by the ratio current / centre, which is bounded to [low, high] and carries no
+    gradient (CISPO, arXiv:2506.13585; AIPO, arXiv:2505.24034). No token loses its gradient."""
+
+    kind: Literal["weighted"] = "weighted"
+    low: float = Field(0.0, ge=0)
+    """Smallest weight. At least 0, at most `high`."""
+    high: float = Field(2.0, gt=0)
+    """Largest weight. Above 0."""
+    centre: Centre = "behaviour"
+    """Policy in the denominator of the ratio."""
+
+
+class MiniRlSurrogate(Section):
+    """REINFORCE with weight min(ceiling, current / behaviour), where PPO would not clip the ratio
+    current / proximal; other tokens are masked out (MiniRL, arXiv:2512.01374)."""
+
+    kind: Literal["minirl"] = "minirl"
+    low: LowHalfWidth = 0.2
+    """Distance of the lower bound of current / proximal from 1. 0 to 1."""
+    high: HalfWidth = 0.27
+    """Distance of the upper bound of current / proximal from 1. At least 0."""
+    ceiling: float = Field(5.0, gt=0)
+    """Largest weight. Above 0."""
+
+
+class TripletSurrogate(Section):
+    """Asymmetric clip of the ratio current / behaviour with three bounds (HisPO, arXiv:2603.21065). Two
+    corrections of kind "interval" give HisPO's two-level mask."""
+
+    kind: Literal["triplet"] = "triplet"
+    negative_low: float = Field(0.8, ge=0)
+    """Smallest ratio where the advantage is negative. At least 0, below `negative_high`."""
+    negative_high: float = Field(5.0, gt=0)
+    """Largest ratio where the advantage is negative. Above 0."""
+    positive_high: float = Field(1.28, gt=0)
+    """Largest ratio where the advantage is positive. Above 0."""
+
+
+class ChunkSurrogate(Section):
+    """Imitation, weighted by the advantage, where the advantage is positive. Where it is negative, REINFORCE
+    weighted by the ratio current / proximal of the whole turn, at most 1 (IPA, arXiv:2512.24873)."""
+
+    kind: Literal["chunk"] = "chunk"
+
+
+class BalancedSurrogate(Section):
+    """Clip whose bounds move at each optimizer step until tokens with positive advantage hold a given share
+    of the surrogate (BAPO, arXiv:2510.18927). The bounds apply to the ratio itself:
+    low_start <= low_stop < 1 < high_start <= high_stop."""
+
+    kind: Literal["balanced"] = "balanced"
+    target: float = Field(0.4, ge=0, le=1)
+    """Share of the surrogate that tokens with positive advantage must hold. 0 to 1."""
+    low_start: float = Field(0.6, ge=0)
+    """Lower bound at which the search starts. At least 0."""
+    low_stop: float = Field(0.9, ge=0)
+    """Largest lower bound. Below 1."""
+    low_step: float = Field(0.02, gt=0)
+    """Step by which the lower bound rises. Above 0."""
+    high_start: float = Field(1.2, gt=0)
+    """Upper bound at which the search starts. Above 1."""
+    high_stop: float = Field(3.0, gt=0)
+    """Largest upper bound."""
+    high_step: float = Field(0.05, gt=0)
+    """Step by which the upper bound rises. Above 0."""
+    measure: Literal["value", "gradient"] = "gradient"
+    """How the share is measured. "value": on clipped values, as published; "gradient": on tokens that still
+    carry gradient, because the argument for raising the lower bound is about gradients."""
+    order: Literal["paper", "code"] = "paper"
+    """Bound that is raised first. "paper": the upper one; "code": the lower one, as in the released
+    program."""
+    weight: Literal["one", "behaviour_probability"] = "one"
+    """Weight of a token in the share. "one": 1; "behaviour_probability": its probability under the behaviour
+    policy, as published."""
+    dual: float = Field(0.0, ge=0)
+    """Dual clip: largest ratio that counts where the advantage is negative. 0: no dual clip; else above
+    `high_stop`."""
+    centre: Centre = "behaviour"
+    """Policy in the denominator of the ratio."""
+
+
+class EntropySurrogate(Section):
+    """Clip of the ratio current / proximal whose bounds, and advantages, depend on the token's entropy (HAPO,
+    arXiv:2509.16591)."""
+
+    kind: Literal["entropy"] = "entropy"
+    low: LowHalfWidth = 0.2
+    """Smallest distance of the lower bound from 1; the most certain token has twice as much. 0 to 1."""
+    high: HalfWidth = 0.28
+    """Smallest distance of the upper bound from 1; the most uncertain token has twice as much. At least 0."""
+    quantile: float = Field(0.8, gt=0, lt=1)
+    """Quantile of the entropy over the batch's tokens; tokens above it are uncertain. Above 0, below 1."""
+    redistribute: bool = True
+    """Scale advantages too: up for uncertain tokens whose ratio has moved, down for certain tokens whose
+    ratio has not."""
+    dual: float = Field(10.0, ge=0)
+    """Dual clip: largest ratio that counts where the advantage is negative. 0: no dual clip; else above
+    1 + 2 * high."""
+
+
+class LagSurrogate(Section):
+    """Clip of the ratio current / proximal to a range that contracts with the token's policy lag; plain PPO
+    at lag 0."""
+
+    kind: Literal["lag"] = "lag"
+    low: LowHalfWidth = 0.2
+    """Distance of the lower bound from 1 at lag 0. 0 to 1."""
+    high: HalfWidth = 0.28
+    """Distance of the upper bound from 1 at lag 0. At least 0."""
+    contraction: float = Field(0.25, ge=0)
+    """Contraction per version: both distances are divided by 1 + contraction * lag. At least 0."""
+    dual: float = Field(0.0, ge=0)
+    """Dual clip: largest ratio that counts where the advantage is negative. 0: no dual clip; else above
+    1 + high."""
+
+
+class WindowSurrogate(Section):
+    """Clip of the ratio current / behaviour to an interval around the ratio proximal / behaviour (Mix-PPG of
+    ReMix, arXiv:2507.06892)."""
+
+    kind: Literal["window"] = "window"
+    epsilon: float = Field(0.2, gt=0)
+    """Distance of both bounds from the centre of the interval. Above 0."""
+    centre_ceiling: float = Field(0.0, ge=0)
+    """Largest weight of a token: where the ratio proximal / behaviour, which is the weight, is larger, the
+    objective is scaled down to this. 0: no ceiling, as published."""
+
+
+class RatioVarianceSurrogate(Section):
+    """Penalty on the squared distance of the ratio current / centre from 1; its factor is a dual variable
+    (R2VPO, arXiv:2601.03320)."""
+
+    kind: Literal["ratio_variance"] = "ratio_variance"
+    bound: float = Field(0.05, gt=0)
+    """Bound of the mean of (ratio - 1)²: above it the dual variable rises, below it falls. Above 0."""
+    dual_start: float = Field(1.0, ge=0)
+    """Dual variable at the first step. At least 0."""
+    dual_rate: float = Field(0.5, ge=0)
+    """Change of the dual variable per optimizer step, for each unit by which the mean of (ratio - 1)² exceeds
+    the bound. At least 0."""
+    dual_ceiling: float = Field(10.0, gt=0)
+    """Largest dual variable. Without a ceiling one token with a huge ratio would keep it large for the rest
+    of the run. Above 0."""
+    centre: Centre = "behaviour"
+    """Policy in the denominator of the ratio."""
+
+
+class BoundedSurrogate(Section):
+    """Penalty on the distance of the ratio current / centre from a target: the upper bound for trajectories
+    better than their group's median, else the lower bound (BPO and GBPO, arXiv:2604.18578)."""
+
+    kind: Literal["bounded"] = "bounded"
+    low: LowHalfWidth = 0.3
+    """Distance of the lower bound from 1. 0 to 1."""
+    high: HalfWidth = 0.3
+    """Distance of the upper bound from 1. At least 0."""
+    temperature: float = Field(1e-4, gt=0)
+    """Softness of the change from one bound to the other around the median, in units of the advantage.
+    Above 0."""
+    centre: Centre = "proximal"
+    """Policy in the denominator of the ratio."""
+
+
+class MirrorDescentSurrogate(Section):
+    """Ratio times advantage, minus KL(current || proximal) divided by a step size that falls during the run
+    (MDPO, arXiv:2005.09814). It needs several optimizer steps per batch, because the KL has no gradient in
+    the first."""
+
+    kind: Literal["mirror_descent"] = "mirror_descent"
+
+
+class RegressionSurrogate(Section):
+    """Squared distance of a turn's log-ratio current / behaviour from the turn's advantage over beta (DAPO of direct
+    advantages, arXiv:2412.18279). The advantages of a turn's tokens are added up, so they must be of kind "gae"."""
+
+    kind: Literal["regression"] = "regression"
+    beta: float = Field(1.0, gt=0)
+    """Divisor of the advantage: the log-ratio at which a turn rests is advantage / beta. Above 0."""
+
+
+SurrogateConfig = Annotated[
+    ClipSurrogate
+    | WeightedSurrogate
+    | MiniRlSurrogate
+    | TripletSurrogate
+    | ChunkSurrogate
+    | BalancedSurrogate
+    | EntropySurrogate
+    | LagSurrogate
+    | WindowSurrogate
+    | RatioVarianceSurrogate
+    | BoundedSurrogate
+    | MirrorDescentSurrogate
+    | RegressionSurrogate,
+    Field(discriminator="kind"),
+]
+
+
+class KlPenalty(Section):
+    """Penalty on KL(current || other policy), estimated per token."""
+
+    kind: Literal["penalty"] = "penalty"
+    coefficient: float = Field(0.001, gt=0)
+    """Factor of the penalty in the loss. Above 0."""
+    to: Literal["proximal", "reference"] = "reference"
+    """The other policy. "reference": the model that training began with, which costs memory for a copy and a
+    forward pass; "proximal": the proximal policy, which needs several optimizer steps per batch to act."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL, with d = log other - log current. "k1": -d, whose gradient is zero on average, so
+    it regularises nothing; "k2": d^2 / 2, whose gradient is that of the KL; "k3": exp(d) - 1 - d, the one of
+    GRPO, cut at 10: a token with d above 2.61 is not pulled back, so use "k2" where the policy may go far."""
+
+
+class KlConvex(Section):
+    """Penalty on a convex mixture of the KL to the base policy and the KL to the predecessor, the policy
+    before the last update. The share of the base policy falls during training (ReMix, arXiv:2507.06892). It
+    costs two copies of the model."""
+
+    kind: Literal["convex"] = "convex"
+    coefficient: float = Field(0.001, gt=0)
+    """Factor of the penalty in the loss. Above 0."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of both KLs: see `estimator` of kind "penalty"."""
+    hold: int = Field(50, ge=0)
+    """Learner steps in which the share of the base policy is 1. At least 0."""
+    every: int = Field(10, ge=1)
+    """Learner steps between two drops of that share. At least 1."""
+    drop: float = Field(0.1, ge=0, le=1)
+    """Amount by which the share falls at each drop. 0 to 1."""
+    floor: float = Field(0.5, ge=0, le=1)
+    """Smallest share of the base policy. 0 to 1."""
+
+
+KlConfig = Annotated[KlPenalty | KlConvex, Field(discriminator="kind")]
+
+
+class EntropyBand(Section):
+    """A band around the mean entropy of all earlier updates; the bonus is reduced by a penalty on tokens outside it
+    (EPO, arXiv:2509.22576). It acts from the second update on, with the coefficient of the bonus."""
+
+    low: float = Field(0.8, ge=0, le=1)
+    """Lower edge of the band, as a share of the mean. 0: none. 0 to 1."""
+    high: float = Field(1.2, ge=1)
+    """Upper edge of the band, as a share of the mean. At least 1."""
+    coefficient: float = Field(0.1, gt=0)
+    """Factor of the distance from the band, in nats. Above 0."""
+    growth: float = Field(1.0, ge=0)
+    """The penalty's weight falls from 2 to 1 + exp(-2 growth) over the run. At least 0."""
+
+
+class EntropyBonus(Section):
+    """Entropy bonus in the loss; its coefficient is fixed, or steered towards a target entropy
+    (arXiv:2505.22312)."""
+
+    coefficient: float = Field(0.0, ge=0)
+    """Factor of the entropy at the first step. At least 0; 0 without a `target`: no bonus."""
+    target: float = Field(0.0, ge=0)
+    """Mean entropy per token, in nats, that the coefficient is steered to: it rises while the entropy is
+    below the target, else it falls. 0: the coefficient is fixed."""
+    change: float = Field(1e-4, gt=0)
+    """Amount by which the coefficient rises or falls per learner step. Above 0."""
+    maximum: float = Field(0.02, gt=0)
+    """Largest coefficient when it is steered. Above 0."""
+    band: EntropyBand | None = None
+    """Band that the entropy is held in. Absent: none."""
+
+
+class CovarianceMask(Section):
+    """Some tokens whose probability and advantage go together get no gradient, because they lower the entropy most
+    (SPEAR, arXiv:2509.22601). The covariance is (A - mean A)(log pi - mean log pi) over the batch's trained tokens."""
+
+    low: float = 1.0
+    """Covariance above which a token may be left out."""
+    high: float = 40.0
+    """Covariance below which a token may be left out. Above `low`."""
+    share: float = Field(0.02, gt=0, le=1)
+    """Share of all tokens that is left out at most, drawn at random. Above 0, at most 1."""
+
+
+class CriticConfig(Section):
+    """`[learner.algorithm.critic]`: the critic, which estimates the value of every action token and learns
+    from returns."""
+
+    model: Literal["head", "separate"] = "head"
+    """Form of the critic. "head": a second head on the policy; "separate": a model with its own optimizer."""
+    coefficient: float = Field(0.5, gt=0)
+    """Factor of the value loss in the policy's loss. It has an effect with model = "head" only. Above 0."""
+    lr: float = Field(1e-3, gt=0)
+    """Learning rate of the separate critic, or of the value head. Above 0."""
+    target: Literal["monte_carlo", "lambda", "vtrace"] = "monte_carlo"
+    """Targets of the values. "monte_carlo": returns of finished trajectories, on all of their
+    action tokens (T-PPO); "lambda": lambda-returns (advantage plus value), on the tokens of the window;
+    "vtrace": lambda-returns corrected for the behaviour policy (IMPALA, arXiv:1802.01561), on the tokens of
+    the window."""
+    clip_low: float = Field(0.5, ge=0)
+    """How far below its earlier estimate a value may move in one update, in units of the return. The earlier
+    estimate is from when the token was first trained. At least 0; 0 here and in `clip_high`: no clip."""
+    clip_high: float = Field(0.6, ge=0)
+    """How far above its earlier estimate a value may move in one update, in units of the return. At least 0.
+    """
+    warmup_steps: int = Field(0, ge=0)
+    """Learner steps at the start that train the critic only. At least 0."""
 
 
 class FixedAggregation(Section):

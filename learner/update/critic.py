@@ -3,17 +3,27 @@
 The other form of critic is a value head on the policy, see `learner.update.policy`.
 """
 
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from learner.advantages import Estimates, TokenAdvantages
+from learner.algorithms.ratios import LOG_RATIO_LIMIT
 from learner.algorithms.values import value_loss
-from learner.settings.critic import CriticConfig
-from learner.update.batching.micro_batch import MicroBatch
-from learner.update.objective.selection import on_device
+from learner.settings.algorithm import CriticConfig
+from learner.trajectory import Trajectory
+from learner.update.batch import Batch
+from learner.update.micro_batches import MicroBatch
 from learner.update.policy import decoder_inputs, make_value_head, micro_batch_inputs, without_dropout
+from learner.update.report import TokenRecorder
+from learner.update.scores import Forward, on_device
 
 
 class CriticModule(nn.Module):
@@ -85,3 +95,101 @@ def critic_loss(
         clip_high=critic.clip_high,
     )
     return (on_device(micro_batch.columns["value_weight"], device) * per_token).sum()
+
+
+REMEMBERED = 65536
+"""Largest number of unfinished trajectories whose values are kept; the oldest are removed first."""
+
+
+def everything(trajectories: Sequence[Trajectory]) -> TokenAdvantages:
+    """Return a `TokenAdvantages` that makes the learner look at all action tokens that are not auxiliary, and
+    train on none."""
+    total = sum(len(t) for t in trajectories)
+    zeros, none = np.zeros(total), np.zeros(total, dtype=np.bool_)
+    actions = np.concatenate([t.learned_mask for t in trajectories])
+    return TokenAdvantages(
+        advantage=zeros, median_advantage=zeros, policy=none, value=actions, value_target=zeros
+    )
+
+
+def scatter_estimates(batch: Batch, rows: Mapping[str, NDArray[Any]]) -> Estimates:
+    """Expand numbers per seen token to numbers per token of all rows."""
+    value, ratio = np.zeros(len(batch.token_ids)), np.ones(len(batch.token_ids))
+    value[batch.seen_mask] = rows["value"]
+    log_ratio = rows["logp_current"] - batch.columns["logp_behaviour"][batch.seen_mask]
+    ratio[batch.seen_mask] = np.exp(log_ratio.clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    return Estimates(value=value, ratio_proximal_behaviour=ratio)
+
+
+class ValueMemory:
+    """Values of tokens from when their window was trained, for the value clip (T-PPO, arXiv:2506.15050)."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[str, NDArray[np.float64]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def recall(self, trajectories: Sequence[Trajectory], now: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Return values of all rows [ΣT]: remembered ones for earlier windows, ``now`` for the present ones.
+
+        The values of unfinished trajectories are remembered; the values of finished ones are deleted.
+        """
+        rows = []
+        start = 0
+        for t in trajectories:
+            row = np.array(now[start : start + len(t)], dtype=np.float64)
+            start += len(t)
+            earlier = self._values.pop(t.trajectory_id, row[: t.window_start])
+            known = min(len(earlier), t.window_start)
+            row[:known] = earlier[:known]
+            if t.status == "unfinished":
+                self._values[t.trajectory_id] = row
+            rows.append(row)
+        while len(self._values) > REMEMBERED:
+            self._values.popitem(last=False)
+        return np.concatenate(rows).astype(np.float32)
+
+    def encode(self) -> bytes:
+        """Encode for the checkpoint: trajectory ids, and their values as little-endian doubles."""
+        rows = [(name, row.astype("<f8").tobytes()) for name, row in self._values.items()]
+        return msgspec.msgpack.encode(rows)
+
+    def restore(self, data: bytes) -> None:
+        """Restore the values that `encode` returned."""
+        rows = msgspec.msgpack.decode(data, type=list[tuple[str, bytes]])
+        self._values = OrderedDict((name, np.frombuffer(row, "<f8")) for name, row in rows)
+
+
+@torch.no_grad()
+def estimate_tokens(
+    forward: Forward,
+    critic: Any,
+    micro_batches: Sequence[MicroBatch],
+    recorder: TokenRecorder,
+    *,
+    device: torch.device,
+    vtrace: bool,
+) -> dict[str, NDArray[Any]]:
+    """Return values and log-probabilities of the batch's seen tokens under the present weights.
+
+    This is a collective call. The log-probabilities are 0 where a separate critic does not need them.
+
+    Args:
+        forward: the policy, whose value head is the critic if there is no separate one.
+        critic: DeepSpeed engine of a separate critic; None without one.
+        micro_batches: micro-batches of this rank, which have each seen token once over all ranks.
+        recorder: an empty recorder for the batch's seen tokens.
+        device: device on which this rank computes.
+        vtrace: whether the critic's targets need log-probabilities.
+    """
+    for micro_batch in micro_batches:
+        if critic is not None:
+            values = critic(**critic_inputs(micro_batch, device))
+            logp = forward(micro_batch).logp if vtrace else torch.zeros_like(values)
+        else:
+            logp, _, head = forward(micro_batch)
+            assert head is not None
+            values = head
+        recorder.put(micro_batch, {"value": values, "logp_current": logp})
+    return recorder.gathered("value", "logp_current")

@@ -1,8 +1,10 @@
 """The policy as a module: token ids in, log-probability and entropy of chosen targets out."""
 
 import logging
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,11 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from learner.errors import NoisyModel
-from learner.model.lora import add_adapters
-from learner.settings.lora import LoraConfig
-from learner.update.batching.micro_batch import MicroBatch
-from learner.update.batching.sharing import tree_attention, tree_row
+from learner.run_files import let_all_read
+from learner.settings.learner import LoraConfig
+from learner.update.batch import Batch
+from learner.update.devices import Agree, fuse_layers
+from learner.update.lora import add_adapters
+from learner.update.micro_batches import MicroBatch
+from learner.update.routed_experts import RouteReplay
+from learner.update.rows import tree_attention, tree_row
 from learner.update.target_logp import Head, logits_after_head, select, target_logp
+from protocol.files import whole_file
 
 log = logging.getLogger(__name__)
 
@@ -293,3 +300,104 @@ def without_dropout(
             if hasattr(module, name):
                 setattr(module, name, value)
     return lm
+
+
+class FrozenPolicy:
+    """A policy that never learns; its weights can be replaced.
+
+    With adapters (`learner.lora`) it has its own copies of them, and only these are replaced and saved.
+
+    Args:
+        module: the policy, which this object takes over; its parameters get no gradient any more.
+        device: device on which the learner computes.
+        given_routes: whether it computes with the experts that generators chose, as the policy does that it is compared
+            with. Otherwise the distance of equal weights would not be 0.
+        agree: see `learner.update.devices.fuse_layers`.
+    """
+
+    def __init__(
+        self, module: PolicyModule, device: torch.device, *, given_routes: bool = False, agree: Agree = bool
+    ) -> None:
+        self._trained = [name for name, p in module.lm.named_parameters() if p.requires_grad]
+        self._module = module.requires_grad_(False).to(device)
+        fuse_layers(module.lm, device, agree)
+        self._module.find_shortcuts()
+        self._device = device
+        self._routes = RouteReplay(module.lm, "behaviour") if given_routes else None
+
+    @torch.no_grad()
+    def score(self, batch: Batch, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """Return the log-probabilities of the targets of each micro-batch of a batch, [N] each."""
+        if self._routes is not None:
+            self._routes.begin(len(batch.token_ids), batch.routes)
+        scores = [self._score(micro_batch) for micro_batch in micro_batches]
+        if self._routes is not None:
+            self._routes.end()
+        return scores
+
+    def _score(self, micro_batch: MicroBatch) -> Tensor:
+        if self._routes is not None:
+            self._routes.prepare(micro_batch, self._device)
+        logp: Tensor = self._module(**micro_batch_inputs(micro_batch, self._device)).logp
+        return logp
+
+    @torch.no_grad()
+    def replace(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy new weights into the policy: see `learner.update.deepspeed_zero.trained_weights`."""
+        own = dict(self._module.lm.named_parameters()) | dict(self._module.lm.named_buffers())
+        for name, tensor in weights:
+            own[name].copy_(tensor)
+
+    def save(self, path: Path) -> None:
+        """Write the weights, or the adapters in their place, as safetensors."""
+        from safetensors.torch import save_file
+
+        own = dict(self._module.lm.named_parameters())
+        tensors = {name: own[name].detach().cpu().contiguous() for name in self._trained}
+        with whole_file(path) as partial:
+            save_file(tensors, partial)
+
+    def load(self, path: Path) -> None:
+        """Load the weights that `save` wrote.
+
+        Raises:
+            FileNotFoundError: the checkpoint was written without this policy.
+        """
+        from safetensors.torch import load_file
+
+        self.replace(load_file(path).items())
+
+
+TOKENIZER_FILES = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
+    "vocab*", "merges.txt", "*.model",
+)  # fmt: skip
+
+
+def save_pretrained(lm: Any, weights: Iterable[tuple[str, Tensor]], folder: Path, *, source: str) -> None:
+    """Write a model as a Hugging Face folder, with the tokenizer's files.
+
+    Args:
+        lm: model of transformers, for its configuration.
+        weights: whole tensors under the names of the folder; see `gathering.gathered_weights`.
+        folder: is made unless it is there.
+        source: Hugging Face name or folder of the model that was trained, which has the tokenizer.
+    """
+    state = {name: tensor.to("cpu", copy=True) for name, tensor in weights}
+    folder.mkdir(parents=True, exist_ok=True)
+    # The names are those of the folder already.
+    lm.save_pretrained(folder, state_dict=state, save_original_format=False)
+    let_all_read(folder)
+    _copy_tokenizer(source, folder)
+
+
+def _copy_tokenizer(source: str, folder: Path) -> None:
+    if not Path(source).is_dir():
+        from transformers import AutoTokenizer
+
+        AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+        return
+    for pattern in TOKENIZER_FILES:
+        for path in Path(source).glob(pattern):
+            if path.is_file() and path.resolve() != (folder / path.name).resolve():
+                shutil.copyfile(path, folder / path.name)

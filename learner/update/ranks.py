@@ -19,9 +19,9 @@ from blake3 import blake3
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from learner.config import LearnerConfig
 from learner.errors import HostsDiffer
-from learner.update.batching.batch import Batch, BatchBranches, BatchRoutes
+from learner.settings.learner import LearnerConfig
+from learner.update.batch import Batch, BatchBranches, BatchRoutes
 from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN
 from protocol.codec import pack_arrays, unpack_arrays
 from protocol.messages.fields import ArraySpec

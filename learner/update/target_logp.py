@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from learner.update.device import head_kernels
+from learner.update import head_kernels
 
 CHUNK_ELEMENTS = 2**25
 """Targets x vocabulary held at once in float32: 128 MB, and twice that at the peak of either pass."""
 GPU_CHUNK_ELEMENTS = 2**30
-"""The same on a GPU with `learner.update.device.head_kernels`, which make no float32 copy: 2 GB in bfloat16, and twice
+"""The same on a GPU with `learner.update.head_kernels`, which make no float32 copy: 2 GB in bfloat16, and twice
 that at the peak. In float32 it is half as many. Most micro-batches are a single chunk, computed once."""
 PLAIN_GPU_CHUNK_ELEMENTS = 2**28
 """The same on a GPU without these kernels: 1 GB in float32, and twice that at the peak."""
@@ -90,7 +90,7 @@ def select(
 ) -> tuple[Tensor, Tensor]:
     """Compute what `target_logp` does from logits [N, V] of any floating-point type.
 
-    On a CPU, and on a GPU without `learner.update.device.head_kernels`, this holds two more tensors of the size of the
+    On a CPU, and on a GPU without `learner.update.head_kernels`, this holds two more tensors of the size of the
     logits, in float32.
     """
     function = _SelectByKernels if head_kernels.usable(logits.device) else _Select
@@ -115,7 +115,7 @@ class _SelectByKernels(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None, None, None]:
-        """Return the gradient of the logits, see `learner.update.device.head_kernels.backward`."""
+        """Return the gradient of the logits, see `learner.update.head_kernels.backward`."""
         slope = grad_entropy if ctx.entropy_gradient else None
         logits, target, temperature, entropy, log_sum = ctx.saved_tensors
         gradient = head_kernels.backward(logits, target, temperature, entropy, log_sum, grad_logp, slope)

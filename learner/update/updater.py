@@ -11,21 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.algorithms.ratios import learning_rate_factor
-from learner.config import LearnerConfig
-from learner.model.routes import RouteReplay
-from learner.publishing.weight_copy import CopyStream
-from learner.settings.algorithm import AlgorithmConfig
-from learner.settings.surrogates import RatioVarianceSurrogate
-from learner.update.batching.batch import Batch
-from learner.update.batching.cutting import make_micro_batches
-from learner.update.batching.micro_batch import MicroBatch
-from learner.update.batching.mini_batch import MiniBatch, make_mini_batches
-from learner.update.batching.packing import ON_CPU, ON_GPU
-from learner.update.critic import critic_inputs, critic_loss
-from learner.update.deepspeed_zero import accumulation, finish_step, sum_over_ranks
-from learner.update.estimates import estimate_tokens
-from learner.update.frozen import FrozenPolicy
-from learner.update.objective.adaptive import (
+from learner.settings.algorithm import AlgorithmConfig, RatioVarianceSurrogate
+from learner.settings.learner import LearnerConfig
+from learner.update.adaptive import (
     AdaptiveState,
     adaptive,
     after_optimizer_step,
@@ -35,13 +23,24 @@ from learner.update.objective.adaptive import (
     learning_rates,
     state_at,
 )
-from learner.update.objective.balance import balanced_bounds
-from learner.update.objective.objective import Objective, make_objective
-from learner.update.objective.scores import Scores, score_mini_batches
-from learner.update.objective.selection import chosen_tokens, columns_on_device, policy_targets
-from learner.update.objective.tokens import Adaptive
-from learner.update.outcome import TokenRecorder, UpdateOutcome
-from learner.update.policy import Outputs, micro_batch_inputs
+from learner.update.batch import Batch
+from learner.update.critic import critic_inputs, critic_loss, estimate_tokens
+from learner.update.deepspeed_zero import accumulation, finish_step, sum_over_ranks
+from learner.update.micro_batches import MicroBatch, MiniBatch, make_micro_batches, make_mini_batches
+from learner.update.objective import Adaptive, Objective, make_objective
+from learner.update.policy import FrozenPolicy, Outputs, micro_batch_inputs
+from learner.update.report import TokenRecorder, UpdateOutcome
+from learner.update.routed_experts import RouteReplay
+from learner.update.rows import ON_CPU, ON_GPU
+from learner.update.scores import (
+    Scores,
+    balanced_bounds,
+    chosen_tokens,
+    columns_on_device,
+    policy_targets,
+    score_mini_batches,
+)
+from learner.weight_copy import CopyStream
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learner.update.device import head_kernels
+from learner.update import head_kernels
 from learner.update.target_logp import target_logp
 from tests.oracle.output_layer.kernel_checks import SHAPES, check_all, check_edges
 

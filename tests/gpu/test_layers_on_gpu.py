@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learner.update.device.fused_layers import fuse_layers
+from learner.update.devices import fuse_layers
 from tests.integration.learner.tiny_qwen3 import tiny_model
 
 pytestmark = [

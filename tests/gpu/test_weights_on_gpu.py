@@ -7,8 +7,8 @@ import torch
 
 from actors.generator.weights.staging import tensor_table
 from actors.generator.weights.tensors import DeviceReader, file_bytes, free_bytes
-from learner.publishing.publisher import Publisher
-from learner.publishing.weight_copy import CopyStream, OutgoingWeights, register
+from learner.publisher import Publisher
+from learner.weight_copy import CopyStream, OutgoingWeights, register
 from protocol.weights.format import DATA, read_manifest
 
 pytestmark = [

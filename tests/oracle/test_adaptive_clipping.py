@@ -6,10 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithms.clipping import BalancedBounds, balance_path, balance_sums, choose_bounds, lag_bounds
-from learner.algorithms.entropy.bounds import entropy_signal, hapo_bounds, hapo_redistribute
-from learner.algorithms.entropy.change import entropy_change, entropy_quadrants
-from learner.algorithms.ppo import clipped_surrogate
+from learner.algorithms.entropy import (
+    entropy_change,
+    entropy_quadrants,
+    entropy_signal,
+    hapo_bounds,
+    hapo_redistribute,
+)
+from learner.algorithms.surrogates import (
+    BalancedBounds,
+    balance_path,
+    balance_sums,
+    choose_bounds,
+    clipped_surrogate,
+    lag_bounds,
+)
 
 RNG = np.random.default_rng(5)
 PUBLISHED = {"low": (0.6, 0.9), "high": (1.2, 3.0), "low_step": 0.02, "high_step": 0.05}

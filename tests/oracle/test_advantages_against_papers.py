@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from learner.algorithms.advantages import (
+    compare,
     greedy_baseline_advantage,
     informative_scale,
     median_relative_advantage,
+    spread,
     token_group_advantage,
     turn_returns,
     whiten,
 )
-from learner.algorithms.comparisons import compare, spread
 
 RNG = np.random.default_rng(23)
 GROUPS = ["a", "b", "a", "a", "c", "b", "a", "d", "d", "d"]

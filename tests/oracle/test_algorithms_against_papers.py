@@ -9,18 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithms.aggregation import token_weights
-from learner.algorithms.comparisons import compare
-from learner.algorithms.corrections import truncated_correction
-from learner.algorithms.ppo import clip_active, clipped_surrogate
-from learner.algorithms.ratios import effective_sample_size, importance_ratio
+from learner.algorithms.advantages import compare
+from learner.algorithms.ratios import effective_sample_size, importance_ratio, truncated_correction
 from learner.algorithms.regularisers import entropy, kl_k1, kl_k2, kl_k3
-from learner.settings.algorithm import AlgorithmConfig
-from learner.settings.corrections import TruncatedCorrection
-from learner.settings.regularisers import KlPenalty
-from learner.settings.surrogates import ClipSurrogate
-from learner.update.objective.objective import make_objective
-from learner.update.objective.tokens import Adaptive, Tokens
+from learner.algorithms.surrogates import clip_active, clipped_surrogate
+from learner.algorithms.tokens import token_weights
+from learner.settings.algorithm import AlgorithmConfig, ClipSurrogate, KlPenalty, TruncatedCorrection
+from learner.update.objective import Adaptive, Tokens, make_objective
 
 RNG = np.random.default_rng(11)
 

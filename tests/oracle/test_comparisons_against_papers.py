@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from learner.algorithms.comparisons import compare, has_peers, spread
-from learner.credit.compared import compared_advantages
-from learner.credit.comparison_config import ComparedAdvantage
-from learner.credit.signal import has_signal
+from learner.advantages import assign_credit
+from learner.algorithms.advantages import compare, has_peers, spread
+from learner.comparisons import compared_advantages, has_signal
+from learner.settings.advantages import ComparedAdvantage
 from learner.settings.algorithm import AlgorithmConfig
-from learner.update.credit_assignment import assign_credit
 from tests.trajectories import make_turns
 
 RNG = np.random.default_rng(41)

@@ -12,22 +12,17 @@ import pytest
 import torch
 
 from launch.run_file.load import load
-from learner.algorithms.entropy.balance import entropy_multiplier, gradient_keeping_surrogate
-from learner.algorithms.entropy.change import covariance_mask
+from learner.advantages import Estimates, Quantiles, assign_credit, risk_advantages
+from learner.algorithms.advantages import next_quantile, risk_advantage, share_of_paper
+from learner.algorithms.entropy import covariance_mask, entropy_multiplier, gradient_keeping_surrogate
 from learner.algorithms.penalties import regression_surrogate
-from learner.algorithms.risk import next_quantile, risk_advantage, share_of_paper
 from learner.algorithms.surrogates import dual_clipped_surrogate
-from learner.credit.bundles import Quantiles, risk_advantages
-from learner.credit.rewards.answer import step_value
-from learner.credit.rewards.composition import composed
-from learner.credit.rewards.made import cooling_bonus
 from learner.replay.batch import mix, remember
-from learner.replay.from_config import replay_table
+from learner.replay.table import replay_table
+from learner.rewards import composed, cooling_bonus, step_value
 from learner.settings.advantages import RiskAdvantage
-from learner.units import Unit
-from learner.update.credit_assignment import Estimates, assign_credit
-from learner.update.objective.objective import make_objective
-from learner.update.objective.tokens import Adaptive, Tokens
+from learner.trajectory import Unit
+from learner.update.objective import Adaptive, Tokens, make_objective
 from protocol.messages.episodes import Reward, TurnMark
 from tests.oracle.test_credit_recipes import FILES, firsts_of, gradient, group_of, normal, turns_of
 from tests.trajectories import make_turns

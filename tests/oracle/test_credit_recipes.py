@@ -12,10 +12,10 @@ from msgspec.structs import replace as replace_turn
 
 from launch.run_file.load import load
 from launch.run_file.shipped import METHODS, run_files
-from learner.credit.compared import anchor_histories
-from learner.credit.rewards.composition import composed
+from learner.advantages import assign_credit
+from learner.comparisons import anchor_histories
+from learner.rewards import composed
 from learner.settings.algorithm import AlgorithmConfig
-from learner.update.credit_assignment import assign_credit
 from protocol.messages.episodes import TurnMark
 from tests.trajectories import VOCABULARY, make_turns
 

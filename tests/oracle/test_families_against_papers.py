@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from learner.advantages import assign_credit
 from learner.families.branching import (
     branch_probability,
     branch_turns,
@@ -13,15 +14,12 @@ from learner.families.branching import (
     shared_prefix_advantages,
     surprisal,
 )
-from learner.families.drafts import answer_of
 from learner.families.family import UNBEGUN, ChildTask, FamilyStage, TaskFamily
-from learner.families.family_config import BranchFamily, DraftFamily, HintFamily
-from learner.families.hints import hint_levels, is_solved
-from learner.families.reactions import Surroundings, react, settle
-from learner.families.recorded import joined
+from learner.families.notes import answer_of, hint_levels, is_solved
+from learner.families.reactions import Surroundings, joined, react, settle
 from learner.settings.algorithm import AlgorithmConfig
-from learner.units import Unit
-from learner.update.credit_assignment import assign_credit
+from learner.settings.families import BranchFamily, DraftFamily, HintFamily
+from learner.trajectory import Unit
 from protocol import names
 from protocol.messages.episodes import Reward, Task, Turn
 from protocol.messages.fields import MAX_TEXT

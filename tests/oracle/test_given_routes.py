@@ -8,10 +8,10 @@ import torch
 from torch.nn import functional
 
 from learner.errors import RoutesUnknown
-from learner.model.routes import RouteReplay
-from learner.update.batching.batch import BatchRoutes
-from learner.update.batching.cutting import make_micro_batches
-from learner.update.batching.packing import ON_GPU
+from learner.update.batch import BatchRoutes
+from learner.update.micro_batches import make_micro_batches
+from learner.update.routed_experts import RouteReplay
+from learner.update.rows import ON_GPU
 from tests.integration.learner.tiny_mixture import CHOSEN, EXPERTS, LAYERS, tiny_mixture
 from tests.oracle.test_routing_replay import CPU, twin
 from tests.trajectories import batch_of, make_batch_of_groups, with_routes
@@ -147,7 +147,7 @@ def test_experts_of_another_model_are_refused(scene, experts, words):
 
 
 def test_routers_without_a_number_are_refused(monkeypatch):
-    from learner.model.routers import Router
+    from learner.update.routed_experts import Router
 
     monkeypatch.setattr(Router, "layer", property(lambda self: 0))
     with pytest.raises(RoutesUnknown, match=r"model\.layers\.0\.mlp\.gate, .* do not tell which layer"):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from learner.algorithms.corrections import interval_correction, truncated_correction
 from learner.algorithms.penalties import (
     bounded_surrogate,
     bounded_target,
@@ -19,18 +18,21 @@ from learner.algorithms.penalties import (
     next_dual,
     ratio_variance_surrogate,
 )
-from learner.algorithms.ppo import clip_active, clipped_surrogate
 from learner.algorithms.ratios import (
     importance_ratio,
     interpolated_proximal,
+    interval_correction,
     learning_rate_factor,
     level_ratio,
     product_ratio,
     segment_mean,
     segment_ratio,
+    truncated_correction,
 )
 from learner.algorithms.surrogates import (
     chunk_surrogate,
+    clip_active,
+    clipped_surrogate,
     dual_clipped_surrogate,
     minirl_surrogate,
     triplet_clipped_surrogate,

@@ -10,14 +10,13 @@ import torch
 
 from launch.run_file.load import load
 from launch.run_file.shipped import METHODS, run_files
+from learner.advantages import assign_credit
 from learner.errors import CannotRetrain
-from learner.families.answer_config import JudgeFamily
 from learner.families.family import FamilyStage, TaskFamily
 from learner.families.judging import agreement, judgement_metrics, order_of, scores_in
-from learner.families.reactions import Surroundings, react, settle
-from learner.families.recorded import joined
-from learner.units import Unit
-from learner.update.credit_assignment import assign_credit
+from learner.families.reactions import Surroundings, joined, react, settle
+from learner.settings.families import JudgeFamily
+from learner.trajectory import Unit
 from protocol.messages.episodes import Reward
 from protocol.messages.fields import MAX_TEXT
 from tests.oracle.test_credit_recipes import gradient

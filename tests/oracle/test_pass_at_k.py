@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from learner.intake.pass_at import mean_over_tasks, pass_at_k
+from learner.intake.evaluation import mean_over_tasks, pass_at_k
 
 
 def published(n, c, k):

@@ -7,14 +7,13 @@ import torch
 
 from launch.run_file.load import load
 from launch.run_file.shipped import METHODS, run_files
-from learner.credit.signal import has_signal
-from learner.families.answer_config import RefineFamily
+from learner.advantages import assign_credit
+from learner.comparisons import has_signal
 from learner.families.family import ChildTask, FamilyStage, TaskFamily
-from learner.families.reactions import Surroundings, react, settle
-from learner.families.recorded import joined
-from learner.families.refining import refined_advantages, refined_metrics, shown_turns, true_future
-from learner.units import Unit
-from learner.update.credit_assignment import assign_credit
+from learner.families.notes import refined_advantages, refined_metrics, shown_turns, true_future
+from learner.families.reactions import Surroundings, joined, react, settle
+from learner.settings.families import RefineFamily
+from learner.trajectory import Unit
 from protocol.messages.fields import MAX_TEXT
 from tests.oracle.test_credit_recipes import gradient
 from tests.trajectories import make_turns

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from launch.run_file.load import load
-from learner.algorithms.aggregation import token_weights
 from learner.algorithms.regularisers import (
     band_weight,
     base_share,
@@ -20,10 +19,10 @@ from learner.algorithms.regularisers import (
     kl_k3,
     next_entropy_coefficient,
 )
+from learner.algorithms.tokens import token_weights
 from learner.settings.algorithm import AlgorithmConfig
-from learner.update.objective.adaptive import adaptive, after_update, first_state
-from learner.update.objective.objective import make_objective
-from learner.update.objective.tokens import Adaptive, Tokens
+from learner.update.adaptive import adaptive, after_update, first_state
+from learner.update.objective import Adaptive, Tokens, make_objective
 
 RNG = np.random.default_rng(3)
 ESTIMATORS = ["k1", "k2", "k3"]

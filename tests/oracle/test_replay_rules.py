@@ -8,24 +8,25 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from learner.algorithms.comparisons import compare
+from learner.algorithms.advantages import compare
 from learner.algorithms.replay import (
     advantage_logits,
     advantage_recalibrated,
     choose,
     difficulty_logits,
+    group_failed,
     last_success_logits,
     recent_logits,
     replay_quota_beside,
     selection_probabilities,
+    self_imitation_weight,
     success_logits,
     uniform_logits,
 )
-from learner.algorithms.replay_gates import group_failed, self_imitation_weight
 from learner.replay.batch import can_rescue, remember, rescue
-from learner.replay.from_config import make_table
-from learner.settings.replay import ReplayConfig
-from learner.units import Unit
+from learner.replay.table import make_table
+from learner.settings.learner import ReplayConfig
+from learner.trajectory import Unit
 from tests.trajectories import make_group, make_trajectory
 
 RNG = np.random.default_rng(11)

@@ -8,16 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.families.branching import prefix_of
+from learner.families.branching import kept_steps, parting_step, prefix_of
 from learner.families.family import UNBEGUN, ChildTask, FamilyStage, TaskFamily
-from learner.families.family_config import GuidedFamily, RetryFamily
-from learner.families.guidance import other_tasks, similarity
-from learner.families.reactions import Surroundings, react, settle
-from learner.families.recorded import joined
-from learner.families.retries import kept_steps, parting_step
-from learner.families.transcripts import filled, own_lines, transcript
-from learner.trajectory import Trajectory
-from learner.units import Unit
+from learner.families.notes import filled, other_tasks, own_lines, similarity, transcript
+from learner.families.reactions import Surroundings, joined, react, settle
+from learner.settings.families import GuidedFamily, RetryFamily
+from learner.trajectory import Trajectory, Unit
 from protocol import names
 from protocol.messages.episodes import Reward, Turn
 from protocol.messages.fields import MAX_PREFIX_BYTES, MAX_TEXT

@@ -6,15 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.config import LearnerConfig
-from learner.credit.needs import needed_rewards
-from learner.credit.reward_config import RewardConfig
-from learner.credit.rewards.composition import composed, updates_at
-from learner.credit.rewards.group import call_factor, win_rates
-from learner.credit.rewards.made import overlong_penalty
-from learner.intake.curriculum import Curriculum
-from learner.intake.deliveries import receive
-from learner.intake.intake import Intake
+from learner.curriculum import Curriculum
+from learner.intake.intake import Intake, receive
+from learner.rewards import call_factor, composed, needed_rewards, overlong_penalty, updates_at, win_rates
+from learner.settings.learner import LearnerConfig
+from learner.settings.rewards import RewardConfig
 from protocol.codec import decode, encode_delivery
 from protocol.messages.episodes import Deliver, Reward, TurnMark
 from protocol.version_line import VersionLine

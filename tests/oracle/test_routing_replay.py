@@ -10,11 +10,10 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from learner.algorithms.routes import replayed_weights
 from learner.errors import RoutesUnknown
-from learner.model.routes import RouteReplay
-from learner.update.batching.cutting import make_micro_batches
-from learner.update.batching.packing import ON_GPU
+from learner.update.micro_batches import make_micro_batches
+from learner.update.routed_experts import RouteReplay, replayed_weights
+from learner.update.rows import ON_GPU
 from tests.integration.learner.tiny_mixture import CHOSEN, EXPERTS, LAYERS, tiny_mixture
 from tests.integration.learner.tiny_qwen3 import tiny_model
 from tests.trajectories import batch_of, make_batch_of_groups

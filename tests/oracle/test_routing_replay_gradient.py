@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from learner.model.routes import RouteReplay
-from learner.update.batching.cutting import make_micro_batches
+from learner.update.micro_batches import make_micro_batches
 from learner.update.policy import PolicyModule, micro_batch_inputs
+from learner.update.routed_experts import RouteReplay
 from tests.integration.learner.tiny_mixture import CHOSEN, LAYERS, tiny_mixture
 from tests.trajectories import batch_of, make_trajectory
 

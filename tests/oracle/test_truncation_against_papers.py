@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithms.advantages import monte_carlo_returns
-from learner.algorithms.truncation import adaptive_trace, extended_gae, tail_mask
+from learner.advantages import Estimates, assign_credit
+from learner.algorithms.advantages import adaptive_trace, extended_gae, monte_carlo_returns, tail_mask
 from learner.algorithms.values import (
     explained_variance,
     lambda_returns,
@@ -19,7 +19,6 @@ from learner.algorithms.values import (
     vtrace_targets,
 )
 from learner.settings.algorithm import AlgorithmConfig
-from learner.update.credit_assignment import Estimates, assign_credit
 from protocol.messages.episodes import Reward, Turn
 from tests.trajectories import make_trajectory
 

@@ -7,13 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.algorithms.advantages import (
+    adaptive_trace,
+    compare,
+    extended_gae,
     informative_scale,
     median_relative_advantage,
+    tail_mask,
     token_group_advantage,
     whiten,
 )
-from learner.algorithms.comparisons import compare
-from learner.algorithms.truncation import adaptive_trace, extended_gae, tail_mask
 from learner.algorithms.values import explained_variance, lambda_returns, value_loss, vtrace_targets
 
 patient = settings(deadline=None)

@@ -7,11 +7,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.algorithms.clipping import balance_path, balance_sums, choose_bounds, lag_bounds
-from learner.algorithms.entropy.bounds import entropy_signal, hapo_bounds, hapo_redistribute
-from learner.algorithms.entropy.change import entropy_change, entropy_quadrants
-from learner.algorithms.ppo import clipped_surrogate
+from learner.algorithms.entropy import (
+    entropy_change,
+    entropy_quadrants,
+    entropy_signal,
+    hapo_bounds,
+    hapo_redistribute,
+)
 from learner.algorithms.regularisers import base_share, kl_convex, next_entropy_coefficient
+from learner.algorithms.surrogates import (
+    balance_path,
+    balance_sums,
+    choose_bounds,
+    clipped_surrogate,
+    lag_bounds,
+)
 
 measures = st.sampled_from(["value", "gradient"])
 orders = st.sampled_from(["paper", "code"])

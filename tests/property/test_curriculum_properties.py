@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.config import LearnerConfig
-from learner.intake.curriculum import Curriculum
+from learner.curriculum import Curriculum
+from learner.settings.learner import LearnerConfig
 from tests.property.effort import EFFORT
 
 

@@ -14,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launch.commands import recording
-from learner.config import LearnerConfig
-from learner.families.waiting import WaitingFamilies
-from learner.intake.curriculum import Curriculum
-from learner.intake.exchange import Exchange
+from learner.curriculum import Curriculum
+from learner.intake.session import Exchange
+from learner.intake.waiting_families import WaitingFamilies
+from learner.settings.learner import LearnerConfig
 from protocol.messages.episodes import Dropped
 from protocol.messages.peers import Refused
 from tests.broker_driver import Driver

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.algorithms.corrections import interval_correction, truncated_correction
 from learner.algorithms.penalties import (
     bounded_surrogate,
     bounded_target,
@@ -19,9 +18,11 @@ from learner.algorithms.ratios import (
     effective_sample_size,
     importance_ratio,
     interpolated_proximal,
+    interval_correction,
     learning_rate_factor,
     level_ratio,
     segment_mean,
+    truncated_correction,
 )
 from learner.algorithms.surrogates import (
     chunk_surrogate,

@@ -5,17 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.algorithms.aggregation import token_weights
-from learner.algorithms.comparisons import compare
-from learner.algorithms.corrections import truncated_correction
-from learner.algorithms.ratios import effective_sample_size, importance_ratio
+from learner.algorithms.advantages import compare
+from learner.algorithms.ratios import effective_sample_size, importance_ratio, truncated_correction
 from learner.algorithms.regularisers import kl_k3
-from learner.algorithms.staleness import assert_lag_bound, loss_mask
-from learner.settings.algorithm import AlgorithmConfig
-from learner.settings.regularisers import KlPenalty
-from learner.update.batching.packing import CutRule, choose_cuts
-from learner.update.objective.objective import make_objective
-from learner.update.objective.tokens import Adaptive, Tokens
+from learner.algorithms.tokens import assert_lag_bound, loss_mask, token_weights
+from learner.settings.algorithm import AlgorithmConfig, KlPenalty
+from learner.update.objective import Adaptive, Tokens, make_objective
+from learner.update.rows import CutRule, choose_cuts
 
 log_ratios = st.lists(st.floats(-20, 20), min_size=1, max_size=20)
 

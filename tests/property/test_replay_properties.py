@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from learner.algorithms.replay import choose, replay_quota_beside, selection_probabilities
 from learner.errors import ReplayConfigError
 from learner.replay.batch import mix, remember
-from learner.replay.from_config import make_table
-from learner.settings.replay import ReplayConfig
-from learner.units import Unit
+from learner.replay.table import make_table
+from learner.settings.learner import ReplayConfig
+from learner.trajectory import Unit
 from tests.property.effort import EFFORT
 from tests.trajectories import make_group
 

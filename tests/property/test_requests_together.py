@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.sampled import Sampled
-from learner.segments import assemble
+from learner.intake.trajectories import assemble
 from protocol.messages.episodes import LeaseTask, Sampling, Task
 from tests.unit.actors.episodes.asking import LIMIT_S, Asking, Declined
 from tests.unit.actors.test_episode import EOS, Letters

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from actors.play_requests import TurnLine
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
-from learner.segments import assemble
+from learner.intake.trajectories import assemble
 from protocol.messages.episodes import Task
 
 TASK = Task(task_id="t", env="e", group_id="g", group_size=1)

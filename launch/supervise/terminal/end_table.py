@@ -5,7 +5,7 @@ from typing import Any
 
 from launch.supervise.summary import Summary, of_set
 from launch.supervise.terminal.episodes import episodes_row, percent
-from learner.units import RECOMMITTED
+from learner.trajectory import RECOMMITTED
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:

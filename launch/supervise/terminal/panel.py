@@ -17,7 +17,7 @@ from launch.supervise.terminal.metrics_tail import SMOOTHED_STEPS, MetricsTail, 
 from launch.supervise.terminal.progress_line import evaluates, progress_line, trailer
 from launch.supervise.terminal.sample_lines import evaluation_samples, sample_lines
 from learner.run_files import METRICS
-from learner.samples.sample import newest_samples
+from learner.samples import newest_samples
 
 PLAIN_INTERVAL_S = 5.0
 PLAIN_STILL_S = 30.0

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
 
-from learner.samples.sample import Sample
-from learner.samples.show import answer_of, escaped, facts, prompt_of
+from learner.samples import Sample, answer_of, escaped, facts, prompt_of
 
 HELD_OUT = 2
 """Held-out answers that are shown; beside them, one trained answer."""
@@ -33,7 +32,7 @@ def sample_lines(sample: Sample, width: int) -> list[str]:
     """Return two lines of at most ``width`` columns: the numbers of a sample, and its prompt with its answer.
 
     Example:
-        >>> from learner.samples.sample import SamplePart
+        >>> from learner.samples import SamplePart
         >>> parts = [SamplePart("prompt", "Spell backward: cat", 5), SamplePart("answer", "tac\\x1b[2J", 3)]
         >>> sample = Sample(step=4, policy_version=4, split="heldout", env="spell", task="t", group="g", parts=parts,
         ...                 return_=0.5, version_min=4, version_max=4, end="finished: stop")

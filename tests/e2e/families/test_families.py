@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from launch.commands import recording
-from learner.segments import assemble
+from learner.intake.trajectories import assemble
 from protocol import names
 from protocol.codec import decode_delivery
 from tests.e2e.test_faults import SETTINGS, Running

@@ -4,8 +4,7 @@ import pytest
 from safetensors import safe_open
 
 from actors.config import GeneratorConfig
-from learner.config import LearnerConfig
-from learner.settings.optimizer import OptimizerConfig
+from learner.settings.learner import LearnerConfig, OptimizerConfig
 from learner.update.engine import TrainingEngine
 from tests.integration.actors.mixture_checks import check_new_experts
 from tests.integration.learner.published import weights_of

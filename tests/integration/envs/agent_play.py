@@ -13,7 +13,7 @@ from actors.render import Renderer
 from actors.sampled import Sampled
 from benchmarks.harnesses.program import make_renderer
 from envs.registry import make_suite
-from learner.segments import assemble
+from learner.intake.trajectories import assemble
 from protocol.messages.episodes import LeaseTask, Sampling, Task
 
 END = "<|im_end|>"

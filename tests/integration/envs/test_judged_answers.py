@@ -15,9 +15,9 @@ from envs.rows.reading import DataRow
 from envs.rows.reward_functions import load_reward_functions
 from envs.tools.episode import rewards_of
 from launch.run_file.load import load
-from learner.credit.reward_config import RewardConfig
-from learner.credit.rewards.composition import composed
-from learner.update.credit_assignment import assign_credit
+from learner.advantages import assign_credit
+from learner.rewards import composed
+from learner.settings.rewards import RewardConfig
 from tests.trajectories import VOCABULARY, make_turns
 
 pytestmark = pytest.mark.timeout(120)

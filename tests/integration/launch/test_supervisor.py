@@ -16,7 +16,7 @@ from launch.run_file.load import check
 from launch.supervise.crew import Crew
 from launch.supervise.model_process import prepare_model
 from launch.supervise.supervisor import end, how_it_ended, supervise
-from learner.checkpoints import checkpoint_files
+from learner import checkpoint_files
 
 FAKE = Path(__file__).with_name("fake_role.py")
 ROOT = Path(__file__).parents[3]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from learner.checkpoints.checkpoint_files import latest_name
-from learner.checkpoints.shards import ShardReader
+from learner.checkpoint_files import latest_name
+from learner.update.checkpoint import ShardReader
 from protocol.weights.format import layout
 
 TIMED = {"learner/step_seconds", "learner/tflops_per_rank"}

@@ -9,19 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.checkpoints import checkpoint, checkpoint_files
-from learner.checkpoints.lineage import start
-from learner.config import LearnerConfig
-from learner.intake.curriculum import Curriculum
-from learner.intake.exchange import Exchange
-from learner.loop import Learner
+from learner import checkpoint_files
+from learner.curriculum import Curriculum
+from learner.intake.session import Exchange
 from learner.metrics import Report
-from learner.replay.from_config import make_table
-from learner.retrain.retrain import Unpublished
-from learner.settings.replay import ReplayConfig
-from learner.trajectory import Trajectory
-from learner.units import Unit
-from learner.update.objective.adaptive import AdaptiveState
+from learner.replay.table import make_table
+from learner.retrain import Unpublished
+from learner.run import Learner
+from learner.run_files import start
+from learner.settings.learner import LearnerConfig, ReplayConfig
+from learner.trajectory import Trajectory, Unit
+from learner.update import checkpoint
+from learner.update.adaptive import AdaptiveState
 from learner.update.report import UpdateReport
 from protocol import names
 from protocol.messages.episodes import PutTasks

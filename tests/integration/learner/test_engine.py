@@ -9,14 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner.algorithms.comparisons import compare
-from learner.config import LearnerConfig
+from learner.algorithms.advantages import compare
 from learner.errors import CheckpointError
-from learner.settings.algorithm import AlgorithmConfig
-from learner.settings.optimizer import OptimizerConfig
-from learner.settings.surrogates import ClipSurrogate
+from learner.settings.algorithm import AlgorithmConfig, ClipSurrogate
+from learner.settings.learner import LearnerConfig, OptimizerConfig
 from learner.update.engine import TrainingEngine
-from learner.update.objective.scores import score_mini_batches
+from learner.update.scores import score_mini_batches
 from tests.integration.learner.published import (
     assert_equal_checkpoints,
     assert_weights_close,
@@ -155,7 +153,7 @@ def test_one_update_needs_no_extra_forward_for_the_proximal_policy(start, monkey
     assert shortcut.update(trajectories, current_version=0).applied
 
     assert all(s.logp_proximal is None for s in scores_of(shortcut, trajectories))
-    monkeypatch.setattr("learner.update.objective.scores.needs_scores", lambda *_: True)
+    monkeypatch.setattr("learner.update.scores.needs_scores", lambda *_: True)
     assert all(s.logp_proximal is not None for s in scores_of(scored, trajectories))
     assert scored.update(trajectories, current_version=0).applied
     assert digest(shortcut) == digest(scored)
@@ -214,9 +212,7 @@ def test_nan_skips_the_step_and_the_next_one_is_sound(start, model, monkeypatch,
             bad[5] = dataclasses.replace(bad[5], logp_behaviour=poisoned)
         else:
             advantages = np.where(np.arange(len(bad)) == 5, np.nan, 1.0)
-            patch.setattr(
-                "learner.update.credit_assignment.trajectory_advantages", lambda *_: (advantages, advantages)
-            )
+            patch.setattr("learner.advantages.trajectory_advantages", lambda *_: (advantages, advantages))
         report = engine.update(bad, current_version=0)
     assert (report.applied, report.nonfinite) == (False, True)
     assert engine.optimizer_steps == 0

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from learner.update.gathering import gathered_weights, weight_shapes
+from learner.update.deepspeed_zero import gathered_weights, weight_shapes
 from learner.update.policy import load_policy
 from protocol.weights.format import check_names, replaced_shapes
 

@@ -12,8 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
 
-from learner.config import LearnerConfig
-from learner.update.device.gpu_queue import no_packed_rows
+from learner.settings.learner import LearnerConfig
+from learner.update.devices import no_packed_rows
 from learner.update.engine import TrainingEngine
 from learner.update.updater import Updater
 from tests.integration.learner.tiny_qwen3 import save, tiny_model

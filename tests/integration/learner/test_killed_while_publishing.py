@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from actors.generator.weights.staging import Announced, Stage
-from learner.publishing.publisher import Publisher
-from learner.publishing.weight_copy import OutgoingWeights
+from learner.publisher import Publisher
 from learner.run_files import read_published, weights_folder
+from learner.weight_copy import OutgoingWeights
 from protocol.errors import WeightsError
 from protocol.weights.files import NewVersion
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learner.config import LearnerConfig
 from learner.settings.algorithm import AlgorithmConfig
-from learner.settings.optimizer import OptimizerConfig
+from learner.settings.learner import LearnerConfig, OptimizerConfig
 from learner.update.engine import TrainingEngine
 from protocol.messages.episodes import Reward, Turn
 from tests.integration.learner.published import TIMED, weights_of, without_times

@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from learner.config import LearnerConfig
-from learner.settings.optimizer import OptimizerConfig
+from learner.settings.learner import LearnerConfig, OptimizerConfig
 from learner.update.engine import TrainingEngine
 from protocol.weights.format import check_names
 from tests.integration.learner.published import weights_of

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from learner.config import LearnerConfig
+from learner.settings.learner import LearnerConfig
 from learner.update.engine import TrainingEngine
 from tests.integration.learner.published import weights_of
 from tests.integration.learner.start_ranks import run_two_ranks

@@ -14,9 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from launch.run_file.load import load
 from launch.run_file.shipped import run_files
-from learner.credit.rewards.composition import composed
-from learner.settings.optimizer import OptimizerConfig
-from learner.settings.surrogates import (
+from learner.rewards import composed
+from learner.settings.algorithm import (
     ChunkSurrogate,
     EntropySurrogate,
     LagSurrogate,
@@ -27,6 +26,7 @@ from learner.settings.surrogates import (
     WeightedSurrogate,
     WindowSurrogate,
 )
+from learner.settings.learner import OptimizerConfig
 from learner.update.engine import TrainingEngine
 from protocol.messages.episodes import Reward, Turn, TurnMark
 from recipes import BOUNDS_NEVER_ACT, ONE_ALGORITHM

@@ -12,17 +12,17 @@ from broker.journal.journal import Journal
 from broker.journal.records import Kind, pack_segment
 from launch.commands import recording
 from launch.commands.retrain import same_weights
-from learner.checkpoints.lineage import start
-from learner.config import LearnerConfig
+from learner.curriculum import Curriculum
 from learner.errors import CannotRetrain
-from learner.families.waiting import WaitingFamilies
-from learner.intake.curriculum import Curriculum
-from learner.intake.exchange import Exchange
-from learner.loop import Learner
+from learner.intake.session import Exchange
+from learner.intake.waiting_families import WaitingFamilies
 from learner.metrics import Report
-from learner.process.joining import DELIVERY_UNITS
-from learner.replay.from_config import replay_table
-from learner.retrain.retrain import Unpublished, retrain
+from learner.process import DELIVERY_UNITS
+from learner.replay.table import replay_table
+from learner.retrain import Unpublished, retrain
+from learner.run import Learner
+from learner.run_files import start
+from learner.settings.learner import LearnerConfig
 from learner.update.engine import TrainingEngine
 from protocol import names
 from protocol.codec import MINOR, decode, encode_arrays, encode_delivery

@@ -9,10 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from learner.config import LearnerConfig
 from learner.errors import RoutesUnknown
-from learner.settings.optimizer import OptimizerConfig
-from learner.settings.regularisers import KlConvex, KlPenalty
+from learner.settings.algorithm import KlConvex, KlPenalty
+from learner.settings.learner import LearnerConfig, OptimizerConfig
 from learner.update.engine import TrainingEngine
 from tests.integration.learner.published import assert_weights_close, weights_of
 from tests.integration.learner.start_ranks import run_two_ranks

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from launch.processes.ports import free_ports
-from learner.config import LearnerConfig
-from learner.intake.curriculum import Curriculum
-from learner.intake.deliveries import receive
-from learner.intake.intake import Intake
+from learner.curriculum import Curriculum
+from learner.intake.intake import Intake, receive
+from learner.settings.learner import LearnerConfig
 from protocol.messages.episodes import Deliver, DeliveryCredit, PutTasks
 from protocol.messages.peers import Hello
 from protocol.sockets import AsyncLink

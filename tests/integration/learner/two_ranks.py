@@ -20,9 +20,7 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from learner.config import LearnerConfig
-from learner.settings.lora import LoraConfig
-from learner.settings.optimizer import OptimizerConfig
+from learner.settings.learner import LearnerConfig, LoraConfig, OptimizerConfig
 from learner.update.engine import TrainingEngine
 from tests.integration.learner.large.gradient_sums import gradient_errors
 from tests.integration.learner.large.loading import loaded

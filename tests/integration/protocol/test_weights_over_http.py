@@ -33,8 +33,8 @@ from launch.processes.ports import free_port
 from launch.run_file.sections import RunConfig
 from launch.run_folder import save_config
 from launch.weights_role import weights_url
-from learner.publishing.publisher import Publisher
-from learner.publishing.weight_copy import OutgoingWeights
+from learner.publisher import Publisher
+from learner.weight_copy import OutgoingWeights
 from protocol.errors import AddressRefused, WeightsError
 from protocol.security.http import Access, access, read_tokens
 from protocol.security.key_files import make as make_keys

@@ -8,7 +8,7 @@ import itertools
 
 import torch
 
-from learner.update.device import head_kernels
+from learner.update import head_kernels
 
 SHAPES = [(1, 2), (5, 7), (3, 4096), (2, 9001), (0, 5)]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner.update.device import head_kernels
+from learner.update import head_kernels
 
 ROOT = Path(__file__).parents[3]
 

@@ -15,7 +15,7 @@ from benchmarks.async_vs_sync.table import pairs, reward_ratio, tables, time_to_
 from benchmarks.envs.known_work import LENGTHS, WorkSuite
 from benchmarks.staleness.lag_system import System
 from envs.errors import EnvError
-from learner.intake.broker_wait import TIME_LIMIT
+from learner.intake.session import TIME_LIMIT
 
 
 def run(mode, *, seconds, steps=10, tokens=100, rewards=(0.2, 0.6), seed=0):

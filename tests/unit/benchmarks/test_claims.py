@@ -21,9 +21,9 @@ from envs.registry import make_suite
 from launch.run_file.family_rules import lacking
 from launch.run_file.load import load
 from launch.tokenizer import make_tokenizer, save_tokenizer
-from learner.credit.needs import needed_marks, needed_rewards
+from learner.rewards import needed_marks, needed_rewards
 from learner.settings.advantages import GroupAdvantage
-from learner.units import Unit, UnitPart
+from learner.trajectory import Unit, UnitPart
 from protocol.messages.episodes import Turn
 from tests.trajectories import make_turns
 

@@ -13,9 +13,8 @@ from envs.registry import make_suite
 from launch.run_file.family_rules import lacking
 from launch.run_file.load import load
 from launch.run_file.shipped import METHODS, run_files
-from learner.credit.needs import needed_marks, needed_rewards
-from learner.families.answer_config import RefineFamily
-from learner.families.family_config import BranchFamily
+from learner.rewards import needed_marks, needed_rewards
+from learner.settings.families import BranchFamily, RefineFamily
 
 CASES = method_cases()
 

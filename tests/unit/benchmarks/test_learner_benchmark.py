@@ -20,9 +20,9 @@ from benchmarks.learner.arms import (
 )
 from benchmarks.learner.profile import flame_graph, sample
 from benchmarks.learner.program import learner_config, plan, spread, table
-from learner.config import LearnerConfig
-from learner.update.batching.batch import make_batch
-from learner.update.credit_assignment import assign_credit
+from learner.advantages import assign_credit
+from learner.settings.learner import LearnerConfig
+from learner.update.batch import make_batch
 from learner.update.engine import TrainingEngine
 
 TINY = Size(vocabulary=64, width=32, layers=1, heads=2, inner=64, trajectories=16)

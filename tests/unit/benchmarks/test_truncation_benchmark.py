@@ -10,7 +10,7 @@ from benchmarks.staleness.lag_parts import BudgetedCurriculum
 from benchmarks.truncation.program import configured, earlier
 from benchmarks.truncation.report import SMOOTHED, Ended, Run, ratios, smoothed, tables
 from envs.errors import EnvError
-from learner.config import EvaluationConfig
+from learner.settings.learner import EvaluationConfig
 
 
 def run(arm, seed, curve, *, start=0.2, end=0.8):

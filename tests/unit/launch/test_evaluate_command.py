@@ -12,8 +12,8 @@ from launch.resuming import CONFIG
 from launch.run_file.load import check
 from launch.run_folder import save_config
 from learner.errors import Stopped
-from learner.evaluate_only import evaluate_sets
-from learner.settings.evaluation import EvaluationConfig
+from learner.evaluations import evaluate_sets
+from learner.settings.learner import EvaluationConfig
 from tests.trajectories import make_trajectory
 
 FILE = {

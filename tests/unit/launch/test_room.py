@@ -10,7 +10,7 @@ from launch.preflight.gpu_memory import Gpu, bucket_bytes, engine_gb, rank_gb, t
 from launch.preflight.memory import ModelSize
 from launch.preflight.room import crowded_engines, too_little_room
 from launch.run_file.load import check
-from learner.config import REDUCE_BUCKET
+from learner.settings.learner import REDUCE_BUCKET
 
 SIZE = ModelSize(parameters=100_000_000, hidden=500, inner=1500, layers=10)
 Usage = namedtuple("Usage", "total used free")

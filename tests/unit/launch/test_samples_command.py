@@ -5,7 +5,7 @@ import json
 import pytest
 
 from launch.cli import main
-from learner.samples.sample import FILE, OLDER_FILE, Sample, SamplePart, encode_line
+from learner.samples import OLDER_SAMPLES_FILE, SAMPLES_FILE, Sample, SamplePart, encode_line
 
 
 def sample(step, return_=0.0, *, answer="4", **changes):
@@ -33,8 +33,8 @@ def run(tmp_path):
     rows = [sample(step, step / 10) for step in range(2, 9)]
     rows.append(sample(5, 1.0, split="heldout", evaluation="step 5", advantage=None, task="1eval-5-0"))
     rows.append(sample(9, failed=True, failure="KeyError: 'x' in t.py:3", advantage=None))
-    (tmp_path / OLDER_FILE).write_bytes(b"".join(map(encode_line, rows[:3])))
-    (tmp_path / FILE).write_bytes(b"".join(map(encode_line, rows[3:])) + b'{"step": 10, "poli')
+    (tmp_path / OLDER_SAMPLES_FILE).write_bytes(b"".join(map(encode_line, rows[:3])))
+    (tmp_path / SAMPLES_FILE).write_bytes(b"".join(map(encode_line, rows[3:])) + b'{"step": 10, "poli')
     return tmp_path
 
 
@@ -75,7 +75,7 @@ def test_lines_of_json_are_for_programs(run, capsys):
 
 def test_a_model_cannot_send_escape_codes_to_the_terminal(tmp_path, capsys):
     rows = [sample(1, answer="a\x1b[2J\nb\u202e"), sample(2, env="\x1b[0m", end="\x1b]0;x\x07")]
-    (tmp_path / FILE).write_bytes(b"".join(map(encode_line, rows)))
+    (tmp_path / SAMPLES_FILE).write_bytes(b"".join(map(encode_line, rows)))
     assert main(["samples", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert out.replace("\n", "").isprintable()
@@ -92,7 +92,7 @@ def test_a_model_cannot_send_escape_codes_to_the_terminal(tmp_path, capsys):
 )
 def test_what_is_not_there_is_said(tmp_path, capsys, files, flags, text):
     if files:
-        (tmp_path / FILE).write_bytes(b"".join(map(encode_line, files)))
+        (tmp_path / SAMPLES_FILE).write_bytes(b"".join(map(encode_line, files)))
     assert main(["samples", str(tmp_path), *flags]) == 1
     assert text in capsys.readouterr().err
 

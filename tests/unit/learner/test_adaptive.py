@@ -5,14 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.algorithms.truncation import extended_gae
+from learner.advantages import Estimates, TokenAdvantages, assign_credit
+from learner.algorithms.advantages import extended_gae
 from learner.settings.advantages import GaeAdvantage, TurnReturnAdvantage
-from learner.settings.algorithm import AlgorithmConfig, Reincarnation
-from learner.settings.critic import CriticConfig
-from learner.settings.surrogates import RatioVarianceSurrogate, WindowSurrogate
-from learner.update.batching.batch import make_batch
-from learner.update.credit_assignment import Estimates, TokenAdvantages, assign_credit
-from learner.update.objective.adaptive import algorithm_at, first_state, state_at, total_optimizer_steps
+from learner.settings.algorithm import (
+    AlgorithmConfig,
+    CriticConfig,
+    RatioVarianceSurrogate,
+    Reincarnation,
+    WindowSurrogate,
+)
+from learner.update.adaptive import algorithm_at, first_state, state_at, total_optimizer_steps
+from learner.update.batch import make_batch
 from protocol.messages.episodes import Reward, Turn
 from tests.trajectories import make_group, make_trajectory
 

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from learner.update.device.cpu import SHORT, float_attention, use_float_attention
+from learner.update.devices import SHORT, float_attention, use_float_attention
 from tests.integration.learner.tiny_qwen3 import VOCAB, tiny_model
 
 COUNT_FAULTS = """
 import resource
 import torch
-from learner.update.device.cpu import keep_freed_memory
+from learner.update.devices import keep_freed_memory
 
 assert keep_freed_memory()
 for _ in range(3):  # the first times grow the heap

@@ -5,9 +5,9 @@ import queue
 import numpy as np
 import pytest
 
-from learner.config import LearnerConfig
-from learner.intake.curriculum import Curriculum
-from learner.intake.exchange import Exchange
+from learner.curriculum import Curriculum
+from learner.intake.session import Exchange
+from learner.settings.learner import LearnerConfig
 from protocol import names
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages.episodes import Deliver, PutTasks, Reward, Segment, Task, Turn

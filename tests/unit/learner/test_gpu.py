@@ -7,8 +7,8 @@ import torch
 
 import learner.gpu
 from launch.exit_codes import FINAL, exit_code
-from learner.config import LearnerConfig
 from learner.gpu import forget_peak_memory, memory_metrics, take_gpu
+from learner.settings.learner import LearnerConfig
 from protocol.errors import GpuUnusable
 
 GIVEN = LearnerConfig(devices=(2, 3), processes=2, gpu_memory_utilization=0.4)

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from learner.checkpoints import checkpoint, checkpoint_files
-from learner.config import LearnerConfig
+from learner import checkpoint_files
 from learner.errors import CheckpointError
 from learner.run_files import let_all_read
-from learner.settings.optimizer import OptimizerConfig
+from learner.settings.learner import LearnerConfig, OptimizerConfig
+from learner.update import checkpoint
+from learner.update.adaptive import AdaptiveState, learning_rate
 from learner.update.deepspeed_zero import OptimizerStep, deepspeed_config, initialise
-from learner.update.objective.adaptive import AdaptiveState, learning_rate
-from learner.update.outcome import ROWS, UpdateOutcome
 from learner.update.ranks import RunUpdate, decode_batch, encode_batch
-from learner.update.report import make_report
+from learner.update.report import ROWS, UpdateOutcome, make_report
 from learner.warmstart import _endless_order
 from tests.trajectories import batch_of, make_batch_of_groups, make_trajectory, with_routes
 

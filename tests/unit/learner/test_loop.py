@@ -8,23 +8,21 @@ import types
 import numpy as np
 import pytest
 
-from learner.checkpoints.lineage import Start
-from learner.config import LearnerConfig
 from learner.errors import Diverged, NothingToLearn, Stopped
-from learner.intake.open_trajectories import OpenTrajectories
 from learner.intake.signal_watch import SOLVED, SignalWatch
-from learner.loop import REPLAY_FILE, Learner
+from learner.intake.trajectories import OpenTrajectories
 from learner.metrics import Report as RealReport
 from learner.metrics import return_histograms
-from learner.publishing.weight_copy import OutgoingWeights
-from learner.replay.from_config import make_table
-from learner.retrain.retrain import Unpublished
-from learner.run_files import PublishedVersion
-from learner.samples.sample import read_samples
-from learner.samples.sample_log import SampleLog
-from learner.settings.replay import ReplayConfig
-from learner.units import Counts, Unit
+from learner.replay.table import make_table
+from learner.retrain import Unpublished
+from learner.run import REPLAY_FILE, Learner
+from learner.run_files import PublishedVersion, Start
+from learner.sample_log import SampleLog
+from learner.samples import read_samples
+from learner.settings.learner import LearnerConfig, ReplayConfig
+from learner.trajectory import Counts, Unit
 from learner.update.report import UpdateReport
+from learner.weight_copy import OutgoingWeights
 from protocol.failures import FailureCounts
 from protocol.messages.episodes import Failure, Reward
 from protocol.version_line import VersionLine

@@ -9,7 +9,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, PhimoeConfig, Phimoe
 
 from learner.errors import NoisyModel
 from learner.update import target_logp as chunks_file
-from learner.update.batching.cutting import make_micro_batches
+from learner.update.micro_batches import make_micro_batches
 from learner.update.policy import PolicyModule, is_noisy, load_policy
 from learner.update.target_logp import logits_after_head
 from tests.integration.learner.tiny_qwen3 import VOCAB, tiny_model

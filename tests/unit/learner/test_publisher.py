@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import learner.publishing.publisher
+import learner.publisher
 from learner.errors import NotAnnounced
-from learner.publishing.publisher import Publisher
-from learner.publishing.weight_copy import OutgoingWeights
+from learner.publisher import Publisher
 from learner.run_files import PublishedVersion, next_epoch, read_published, weights_folder
+from learner.weight_copy import OutgoingWeights
 from protocol.errors import NameTaken, WeightsError
 from protocol.weights.files import NewVersion, verify
 from protocol.weights.format import DATA, MANIFEST, read_manifest
@@ -110,7 +110,7 @@ def test_a_version_is_whole_and_noted_before_it_is_announced(publisher, tmp_path
 
 
 def test_a_version_is_copied_when_the_one_before_is_announced(publisher, monkeypatch):
-    gate, told = Gate(monkeypatch, learner.publishing.publisher, "write_published"), []
+    gate, told = Gate(monkeypatch, learner.publisher, "write_published"), []
     taken = []
 
     def tensors():
@@ -166,15 +166,15 @@ def test_a_version_that_fails_behind_the_learner_ends_it_with_the_cause(publishe
 
 
 def test_a_thread_that_hangs_ends_the_learner_and_announces_nothing_any_more(publisher, monkeypatch):
-    gate, told = Gate(monkeypatch, learner.publishing.publisher, "write_published"), []
-    monkeypatch.setattr("learner.publishing.publisher.PATIENCE_S", 0.01)
+    gate, told = Gate(monkeypatch, learner.publisher, "write_published"), []
+    monkeypatch.setattr("learner.publisher.PATIENCE_S", 0.01)
     publisher.publish(1, weights(1), announce=told.append)
     assert gate.reached.wait(30.0)
     with pytest.raises(NotAnnounced, match=r"policy version 1 \(.* bytes\) was copied, but not hashed"):
         publisher.settle()
     publisher.stop()
     gate.open()
-    monkeypatch.setattr("learner.publishing.publisher.PATIENCE_S", 30.0)
+    monkeypatch.setattr("learner.publisher.PATIENCE_S", 30.0)
     with pytest.raises(NotAnnounced, match="because the learner has ended"):
         publisher.settle()
     assert told == []
@@ -209,7 +209,7 @@ def test_room_for_the_next_version_is_there_before_it_is_published(tmp_path):
 
 def test_who_publishes_again_at_once_does_not_wait_for_room(tmp_path, monkeypatch):
     # The generators seem to take for ever.
-    monkeypatch.setattr("learner.publishing.publisher.GENERATORS_BYTES_PER_S", 1e-6)
+    monkeypatch.setattr("learner.publisher.GENERATORS_BYTES_PER_S", 1e-6)
     publisher = Publisher("run", tmp_path, epoch=1, keep=1)
     publish(publisher, 1)
     second = publish(publisher, 2)
@@ -243,7 +243,7 @@ def test_a_learner_that_was_superseded_leaves_the_weights_of_the_next_alone(tmp_
 def test_a_folder_that_cannot_be_removed_is_one_clear_error(tmp_path, monkeypatch):
     """Only its owner may remove a folder in shared memory."""
     monkeypatch.setattr("learner.run_files.SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr("learner.publishing.publisher.shutil.rmtree", lambda path, ignore_errors: None)
+    monkeypatch.setattr("learner.publisher.shutil.rmtree", lambda path, ignore_errors: None)
     folder = weights_folder(tmp_path / "run")
     folder.mkdir()
     with pytest.raises(NameTaken, match=rf"{folder.name} is a folder of user .*; have it removed"):

@@ -6,15 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from learner.credit.reward_config import RewardConfig
-from learner.credit.rewards.composition import as_given, composed
 from learner.errors import ReplayConfigError, ReplayStateError
 from learner.replay.batch import alone, batch_metrics, can_rescue, mix, prompt_key, remember, rescue_group
-from learner.replay.from_config import make_table
-from learner.replay.rules import Limiter, make_limiter, make_selector
-from learner.replay.table import ReplayTable
-from learner.settings.replay import ReplayConfig
-from learner.units import Unit
+from learner.replay.table import Limiter, ReplayTable, make_limiter, make_selector, make_table
+from learner.rewards import as_given, composed
+from learner.settings.learner import ReplayConfig
+from learner.settings.rewards import RewardConfig
+from learner.trajectory import Unit
 from tests.trajectories import make_group, make_trajectory
 
 

@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from launch.supervise.terminal.metrics_tail import MetricsTail, sentence
-from learner.config import LearnerConfig
-from learner.credit.reward_config import RewardConfig
-from learner.credit.rewards.composition import composed
-from learner.intake.curriculum import Curriculum
-from learner.intake.deliveries import receive
+from learner.curriculum import Curriculum
 from learner.intake.evaluation import result_of
-from learner.intake.intake import Intake
+from learner.intake.intake import Intake, receive
 from learner.metrics import Report, rollout_metrics
 from learner.replay.file import decode_item, encode_item
+from learner.rewards import composed
+from learner.settings.learner import LearnerConfig
+from learner.settings.rewards import RewardConfig
 from learner.trainer import Trainer
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages.episodes import Deliver, Reward, Segment, Turn

@@ -7,21 +7,33 @@ import numpy as np
 import pytest
 
 from launch.tokenizer import make_tokenizer, save_tokenizer
-from learner.config import LearnerConfig
-from learner.loop import Learner
-from learner.samples import sample_log
-from learner.samples.choice import FAILED, FIRST, of_batch, of_evaluation, of_failed, of_uniform
-from learner.samples.sample import (
-    FILE,
+from learner import sample_log
+from learner.run import Learner
+from learner.sample_log import (
+    FAILED,
+    FIRST,
+    PART_TOKENS,
+    PARTS,
+    SampleLog,
+    make_sample,
+    of_batch,
+    of_evaluation,
+    of_failed,
+    of_uniform,
+    open_tokenizer,
+    parts_of,
+)
+from learner.samples import (
     MAX_LINE_BYTES,
-    OLDER_FILE,
+    OLDER_SAMPLES_FILE,
+    SAMPLES_FILE,
     Sample,
+    escaped,
+    markdown_table,
     newest_samples,
     read_samples,
 )
-from learner.samples.sample_log import SampleLog, make_sample
-from learner.samples.show import escaped, markdown_table
-from learner.samples.texts import PART_TOKENS, PARTS, open_tokenizer, parts_of
+from learner.settings.learner import LearnerConfig
 from learner.update.report import mean_advantages
 from protocol.messages.episodes import Failure, Reward
 from tests.trajectories import batch_of, make_trajectory
@@ -183,7 +195,7 @@ def test_without_a_tokenizer_no_samples_are_written_and_the_log_says_why(tmp_pat
     assert log.step(1, 0, batch(1.0), []) == []
     assert log.evaluation(1, 0, "before", batch(1.0)) == []
     log.untrained(0, 0, batch(1.0))
-    assert not (tmp_path / FILE).exists()
+    assert not (tmp_path / SAMPLES_FILE).exists()
 
 
 def test_the_advantage_of_a_trajectory_is_the_mean_over_its_tokens_with_gradient():
@@ -217,13 +229,13 @@ def test_what_cannot_be_trained_is_written_too(samples, tmp_path):
 
 def test_a_line_that_a_crash_cut_is_left_out_and_the_next_start_repairs_it(samples, tmp_path):
     samples.step(1, 0, batch(1.0), [])
-    with open(tmp_path / FILE, "ab") as file:
+    with open(tmp_path / SAMPLES_FILE, "ab") as file:
         file.write(b'{"step": 2, "policy_ver')
     assert [s.step for s in read_samples(tmp_path)] == [1]
     samples.rewind(1, ())
     samples.step(2, 1, batch(1.0), [])
     assert [s.step for s in read_samples(tmp_path)] == [1, 2]
-    assert all(json.loads(line) for line in (tmp_path / FILE).read_text().splitlines())
+    assert all(json.loads(line) for line in (tmp_path / SAMPLES_FILE).read_text().splitlines())
 
 
 def test_going_back_deletes_what_is_done_again_and_nothing_else(samples, tmp_path):
@@ -249,7 +261,7 @@ def test_the_two_files_are_bounded(samples, tmp_path, monkeypatch):
     monkeypatch.setattr(sample_log, "MAX_FILE_BYTES", 4_000)
     for step in range(1, 60):
         samples.step(step, 0, batch(1.0), [])
-    sizes = [(tmp_path / name).stat().st_size for name in (OLDER_FILE, FILE)]
+    sizes = [(tmp_path / name).stat().st_size for name in (OLDER_SAMPLES_FILE, SAMPLES_FILE)]
     assert max(sizes) <= 4_000
     steps = [s.step for s in read_samples(tmp_path)]
     assert steps == list(range(steps[0], 60))
@@ -274,11 +286,11 @@ def test_samples_that_take_too_long_leave_steps_out(samples, tmp_path):
 
 
 def test_a_disk_that_is_full_costs_samples_and_no_run(samples, tmp_path, caplog):
-    (tmp_path / FILE).mkdir()
+    (tmp_path / SAMPLES_FILE).mkdir()
     samples.step(1, 0, batch(1.0), [])
     samples.step(2, 1, batch(1.0), [])
     assert caplog.text.count("cannot be written") == 1
-    (tmp_path / FILE).rmdir()
+    (tmp_path / SAMPLES_FILE).rmdir()
     samples.step(3, 2, batch(1.0), [])
     samples.step(4, 3, batch(1.0), [])
     assert [s.step for s in read_samples(tmp_path)] == [3, 4]
@@ -286,11 +298,11 @@ def test_a_disk_that_is_full_costs_samples_and_no_run(samples, tmp_path, caplog)
 
 def test_a_reader_may_come_at_any_moment(samples, tmp_path):
     samples.step(1, 0, batch(0.0, 1.0), [])
-    whole = (tmp_path / FILE).read_bytes()
+    whole = (tmp_path / SAMPLES_FILE).read_bytes()
     for length in range(len(whole)):
-        (tmp_path / FILE).write_bytes(whole[:length])
+        (tmp_path / SAMPLES_FILE).write_bytes(whole[:length])
         assert len(list(read_samples(tmp_path))) == whole[: length + 1].count(b"}\n")
-    os.unlink(tmp_path / FILE)
+    os.unlink(tmp_path / SAMPLES_FILE)
     assert list(read_samples(tmp_path)) == newest_samples(tmp_path) == []
 
 
@@ -300,7 +312,7 @@ def test_a_reader_may_come_at_any_moment(samples, tmp_path):
 def test_no_control_character_of_a_model_reaches_the_file_or_a_table(samples, tmp_path):
     samples._decode = lambda ids: f"{ESCAPE}|`\n\u202e\x9b"
     (sample, *_) = samples.step(1, 0, batch(1.0), [])
-    line = (tmp_path / FILE).read_bytes()
+    line = (tmp_path / SAMPLES_FILE).read_bytes()
     assert line.isascii()
     assert not set(line.rstrip(b"\n")) & set(range(32))
     assert escaped(sample.parts[0].text) == r"\x1b[2J|`\n\u202e\x9b"

@@ -9,20 +9,20 @@ import torch
 
 from learner.algorithms import (
     advantages,
-    clipping,
-    comparisons,
+    entropy,
     penalties,
-    ppo,
     ratios,
     regularisers,
     replay,
-    staleness,
     surrogates,
-    truncation,
+    tokens,
     values,
 )
-from learner.algorithms.entropy import bounds, change
-from learner.algorithms.shapes import check_same_shape
+from learner.algorithms import advantages as comparisons
+from learner.algorithms import advantages as truncation
+from learner.algorithms import surrogates as clipping
+from learner.algorithms import surrogates as ppo
+from learner.algorithms.tokens import check_same_shape
 
 # Good arguments of N = 3 tokens or trajectories, and numbers that any function accepts.
 NUMBERS = torch.tensor([0.5, 1.0, 1.5])
@@ -47,11 +47,11 @@ CHECKED = [
     ),
     (clipping.choose_bounds, {"sums": torch.ones(2, 2), "path": [(0.8, 1.2), (0.8, 1.3)], "target": 0.5}),
     (
-        bounds.hapo_redistribute,
+        entropy.hapo_redistribute,
         {"advantage": NUMBERS, "ratio": NUMBERS, "signal": NUMBERS, "low": 0.2, "high": 0.2},
     ),
-    (change.entropy_change, {"logp": NUMBERS, "advantage": NUMBERS, "active": FLAGS}),
-    (change.entropy_quadrants, {"logp": NUMBERS, "advantage": NUMBERS, "active": FLAGS}),
+    (entropy.entropy_change, {"logp": NUMBERS, "advantage": NUMBERS, "active": FLAGS}),
+    (entropy.entropy_quadrants, {"logp": NUMBERS, "advantage": NUMBERS, "active": FLAGS}),
     (penalties.ratio_variance_surrogate, {"ratio": NUMBERS, "advantage": NUMBERS, "dual": 1.0}),
     (penalties.bounded_surrogate, {"ratio": NUMBERS, "target": NUMBERS, "weight": NUMBERS}),
     (penalties.mirror_descent_surrogate, {"ratio": NUMBERS, "advantage": NUMBERS, "step_size": 1.0}),
@@ -87,11 +87,11 @@ CHECKED = [
     (replay.last_success_logits, {"returns": ARRAY, "order": ARRAY, "threshold": 0.5}),
     (replay.advantage_logits, {"advantages": ARRAY, "recalibrated": ARRAY}),
     (
-        staleness.loss_mask,
+        tokens.loss_mask,
         {"action_mask": MASK, "policy_version": VERSIONS, "current_version": 4, "max_policy_lag": 1},
     ),
     (
-        staleness.assert_lag_bound,
+        tokens.assert_lag_bound,
         {"mask": MASK, "policy_version": VERSIONS, "current_version": 4, "max_policy_lag": 1},
     ),
     (ppo.clipped_surrogate, {"ratio": NUMBERS, "advantage": NUMBERS, "low": 0.2, "high": 0.2}),

@@ -3,7 +3,7 @@
 import pytest
 
 from learner.errors import GpuKept
-from learner.process.shared_gpu import SharedGpu
+from learner.process import SharedGpu
 from protocol.processes import GpuLock
 
 

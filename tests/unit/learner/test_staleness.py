@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-import learner.update.batching.batch
-from learner.algorithms.staleness import assert_lag_bound, loss_mask
+import learner.update.batch
+from learner.algorithms.tokens import assert_lag_bound, loss_mask
 from learner.errors import StaleTokens
 from tests.trajectories import batch_of, make_trajectory
 
@@ -26,8 +26,6 @@ def test_assertion_names_the_oldest_token():
 
 def test_a_broken_mask_is_caught_before_the_gradient(monkeypatch):
     """A mask that passes everything stands for a bug of ours; the assertion behind the mask must fire."""
-    monkeypatch.setattr(
-        learner.update.batching.batch, "loss_mask", lambda action_mask, version, **_: action_mask
-    )
+    monkeypatch.setattr(learner.update.batch, "loss_mask", lambda action_mask, version, **_: action_mask)
     with pytest.raises(StaleTokens, match="lags 9 behind 9, bound 2"):
         batch_of([make_trajectory("t", version=0)], current_version=9, max_policy_lag=2)

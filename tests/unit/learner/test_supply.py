@@ -6,10 +6,10 @@ from collections import deque
 import numpy as np
 import pytest
 
-from learner.config import LearnerConfig
-from learner.intake.curriculum import Curriculum
-from learner.intake.exchange import Exchange
-from learner.units import newest_version
+from learner.curriculum import Curriculum
+from learner.intake.session import Exchange
+from learner.settings.learner import LearnerConfig
+from learner.trajectory import newest_version
 from protocol.messages.episodes import (
     CheckpointWanted,
     Deliver,

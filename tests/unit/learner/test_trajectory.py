@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from learner.errors import BrokenTrajectory
-from learner.segments import assemble
+from learner.intake.trajectories import assemble
 from protocol.messages.episodes import Reward, Segment, Turn
 from tests.trajectories import make_trajectory
 

@@ -5,17 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from learner.config import LearnerConfig
 from learner.errors import BrokenTrajectory, RoutesUnknown
-from learner.families.retries import behind_prompt
-from learner.intake.open_trajectories import OpenTrajectories
-from learner.intake.trajectories import trajectories_of
+from learner.families.branching import behind_prompt
+from learner.intake.trajectories import OpenTrajectories, assemble, trajectories_of
 from learner.metrics import Report
 from learner.replay.file import decode_item, encode_item
-from learner.segments import assemble
+from learner.settings.learner import LearnerConfig
 from learner.trainer import Trainer, save_trajectories
-from learner.trajectory import RouteLayers
-from learner.units import Counts
+from learner.trajectory import Counts, RouteLayers
 from learner.update.report import UpdateReport
 from protocol.arrays import SegmentArrays
 from protocol.messages.episodes import Segment, Turn

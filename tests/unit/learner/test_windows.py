@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.config import LearnerConfig
+from learner.curriculum import Curriculum
 from learner.errors import OpenStateError
-from learner.intake.curriculum import Curriculum
-from learner.intake.deliveries import receive
-from learner.intake.intake import Intake
+from learner.intake.intake import Intake, receive
+from learner.settings.learner import LearnerConfig
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages.episodes import Deliver, Dropped, Reward, Segment, Turn
 

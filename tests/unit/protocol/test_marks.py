@@ -16,12 +16,12 @@ from envs.base import SuiteFacts
 from envs.calculator import Game, Rules
 from launch.preflight.suite_facts import missing_marks, unknown_rewards
 from launch.run_file.load import check
-from learner.config import LearnerConfig
-from learner.credit.reward_config import RewardConfig
 from learner.errors import BrokenTrajectory
+from learner.intake.trajectories import assemble
 from learner.metrics import Report
 from learner.replay.file import decode_item, encode_item
-from learner.segments import assemble
+from learner.settings.learner import LearnerConfig
+from learner.settings.rewards import RewardConfig
 from learner.trainer import Trainer
 from protocol.codec import decode, encode_arrays, unpack_arrays
 from protocol.messages.episodes import Reward, Task, TurnMark

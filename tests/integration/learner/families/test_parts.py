@@ -12,7 +12,7 @@ from launch.run_file.load import load
 from launch.run_file.shipped import run_files
 from learner.families.family import FamilyStage, TaskFamily
 from learner.families.reactions import settle
-from learner.settings.optimizer import OptimizerConfig
+from learner.settings.learner import OptimizerConfig
 from learner.update.engine import TrainingEngine
 from protocol import names
 from protocol.messages.episodes import Reward, Turn

@@ -4,8 +4,8 @@ import deepspeed
 import torch
 
 from learner.update.deepspeed_zero import cut_while_loading
+from learner.update.engine import DTYPES
 from learner.update.policy import without_dropout
-from learner.update.rank_engine import DTYPES
 
 
 def loaded(model, config, ranks):

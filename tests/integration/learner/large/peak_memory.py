@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[4]))
 
-from learner.config import LearnerConfig
+from learner.settings.learner import LearnerConfig
 from learner.update.engine import TrainingEngine
 from tests.trajectories import make_batch_of_groups
 

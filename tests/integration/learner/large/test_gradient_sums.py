@@ -2,7 +2,7 @@
 
 import pytest
 
-from learner.config import LearnerConfig
+from learner.settings.learner import LearnerConfig
 from learner.update.engine import TrainingEngine
 from tests.integration.learner.large.gradient_sums import gradient_errors
 from tests.integration.learner.tiny_qwen3 import save, tiny_model

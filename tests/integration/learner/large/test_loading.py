@@ -2,7 +2,7 @@
 
 import pytest
 
-from learner.config import LearnerConfig
+from learner.settings.learner import LearnerConfig
 from learner.update import deepspeed_zero as zero
 from tests.integration.learner.large.loading import loaded
 from tests.integration.learner.tiny_qwen3 import save, tiny_model

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from learner.config import LearnerConfig
-from learner.settings.optimizer import OptimizerConfig
+from learner.settings.learner import LearnerConfig, OptimizerConfig
 from learner.update.engine import TrainingEngine
 from tests.integration.learner.large.gradient_sums import gradient_errors
 from tests.integration.learner.published import assert_equal_checkpoints, weights_of

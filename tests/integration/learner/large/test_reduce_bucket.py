@@ -4,7 +4,7 @@ import pytest
 
 from launch.preflight.gpu_memory import bucket_bytes
 from launch.preflight.memory import ModelSize
-from learner.config import LearnerConfig
+from learner.settings.learner import LearnerConfig
 from learner.update.engine import TrainingEngine
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 

@@ -14,9 +14,7 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).parents[4]))
 
 from learner.errors import HostsDiffer
-from learner.process.ranks import lead
-from learner.process.shared_gpu import SharedGpu
-from learner.process.stopping import Stop, leave
+from learner.process import SharedGpu, Stop, lead, leave
 from tests.integration.learner.published import weights_of
 from tests.integration.learner.two_ranks import batches, settings
 

@@ -10,16 +10,14 @@ from safetensors.torch import load_file, save_file
 from torch.nn.utils import parametrize
 from transformers import AutoModelForCausalLM
 
-from learner.config import LearnerConfig
 from learner.errors import CheckpointError, LoraError
-from learner.model.lora import published_name
 from learner.settings.algorithm import AlgorithmConfig
-from learner.settings.lora import LoraConfig
-from learner.settings.optimizer import OptimizerConfig
+from learner.settings.learner import LearnerConfig, LoraConfig, OptimizerConfig
+from learner.update import deepspeed_zero
 from learner.update import deepspeed_zero as zero
-from learner.update import gathering
+from learner.update.deepspeed_zero import trained_weights
 from learner.update.engine import TrainingEngine
-from learner.update.gathering import trained_weights
+from learner.update.lora import published_name
 from tests.integration.learner.published import assert_weights_close, weights_of, without_times
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.methods import method
@@ -200,7 +198,7 @@ def test_shards_are_gathered_with_their_adapters(start, monkeypatch):
         return settings
 
     monkeypatch.setattr(zero, "deepspeed_config", all_sharded)
-    monkeypatch.setattr(gathering, "GATHER_BYTES", 50_000)
+    monkeypatch.setattr(deepspeed_zero, "GATHER_BYTES", 50_000)
     sharded = start(zero_stage=3)
     for engine in (whole, sharded):
         for _ in range(2):

@@ -9,7 +9,7 @@ import pytest
 from actors.episode import Bounds
 from actors.episode_parts import SegmentStream
 from actors.errors import GenerationFailed, Infrastructure, TurnRefused
-from learner.segments import assemble
+from learner.intake.trajectories import assemble
 from tests.unit.actors.episodes.asking import LIMIT_S, Declined, Pieces, play
 from tests.unit.actors.test_episode import text_of, turns_of
 

@@ -9,11 +9,10 @@ from actors.episode import Bounds
 from actors.errors import ActorError, EnvironmentFailed
 from actors.play_steps import repeated_turns, with_note
 from learner.errors import BrokenTrajectory
-from learner.families.branching import prefix_of
+from learner.families.branching import behind_prompt, prefix_of
 from learner.families.family import ChildTask
-from learner.families.retries import behind_prompt
-from learner.families.waiting import DIVERGED
-from learner.segments import assemble
+from learner.intake.trajectories import assemble
+from learner.intake.waiting_families import DIVERGED
 from protocol.messages.episodes import Reward, TaskStart, Turn
 from tests.unit.actors.test_episode import DONE, Env, Script, play, say
 

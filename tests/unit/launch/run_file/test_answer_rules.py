@@ -9,10 +9,10 @@ import pytest
 from launch.errors import ConfigError
 from launch.run_file.family_rules import family_contradictions
 from launch.run_file.load import load
-from learner.config import LearnerConfig
-from learner.credit.needs import needed_rewards
+from learner.advantages import assign_credit
+from learner.rewards import needed_rewards
 from learner.settings.algorithm import AlgorithmConfig
-from learner.update.credit_assignment import assign_credit
+from learner.settings.learner import LearnerConfig
 from tests.trajectories import make_trajectory
 
 REFINE = {"kind": "refine"}

@@ -7,7 +7,7 @@ from launch.errors import ConfigError
 from launch.preflight.suite_facts import unknown_rewards
 from launch.run_file.family_rules import family_contradictions, family_notes, lacking
 from launch.run_file.load import check
-from learner.config import LearnerConfig
+from learner.settings.learner import LearnerConfig
 
 HINT, DRAFT = {"kind": "hint"}, {"kind": "draft", "drafts": 4}
 BRANCH = {"kind": "branch", "rollouts": 4}

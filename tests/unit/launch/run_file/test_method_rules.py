@@ -7,7 +7,7 @@ from launch.run_file.load import check, load
 from launch.run_file.method_effect import notes
 from launch.run_file.recipes import recipes
 from learner.errors import ReplayConfigError
-from learner.replay.from_config import make_table
+from learner.replay.table import make_table
 from recipes import BOUNDS_NEVER_ACT
 
 GAE = {"kind": "gae"}

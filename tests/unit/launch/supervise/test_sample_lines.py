@@ -10,7 +10,7 @@ from rich.console import Console
 from launch.run_file.load import check
 from launch.supervise.terminal.panel import Panel
 from launch.supervise.terminal.sample_lines import evaluation_samples, fit, sample_lines
-from learner.samples.sample import FILE, Sample, SamplePart, encode_line
+from learner.samples import SAMPLES_FILE, Sample, SamplePart, encode_line
 
 CONFIG = check({"model": {"path": "m"}, "env": {"name": "calculator"}}, "doc")
 
@@ -61,7 +61,9 @@ def test_the_panel_prints_them_under_the_line_of_the_evaluation(tmp_path):
     panel, output = Panel(), io.StringIO()
     panel._console = Console(file=output, soft_wrap=True)
     metrics = {"step": 10, "evaluation/answered_tasks": 64.0, "evaluation/accuracy": 0.5}
-    (tmp_path / FILE).write_bytes(encode_line(sample(answer="5\x1b[2J[bold] :bomb:", evaluation="step 10")))
+    (tmp_path / SAMPLES_FILE).write_bytes(
+        encode_line(sample(answer="5\x1b[2J[bold] :bomb:", evaluation="step 10"))
+    )
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(metrics) + "\n")
     panel._tail._since = 0.0

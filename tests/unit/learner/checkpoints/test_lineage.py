@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoints import checkpoint, checkpoint_files
-from learner.checkpoints.lineage import Start, start
+from learner import checkpoint_files
 from learner.errors import CheckpointError
-from learner.run_files import next_epoch
-from learner.update.objective.adaptive import AdaptiveState
+from learner.run_files import Start, next_epoch, start
+from learner.update import checkpoint
+from learner.update.adaptive import AdaptiveState
 
 
 def put_state(folder, name, *, step, lineage):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from learner.checkpoints.models import best_model, best_of, remove_others, step_model, write_model
+from learner.run_files import best_model, best_of, remove_others, step_model, write_model
 
 
 def evaluation(step, accuracy, *, name="", return_mean=0.0):

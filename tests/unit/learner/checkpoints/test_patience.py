@@ -2,7 +2,7 @@
 
 import pytest
 
-from learner.checkpoints.patience import WritePatience
+from learner.run import WritePatience
 from protocol.messages.fields import MAX_PATIENCE_S
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learner.checkpoints.shards import MOMENTS, ShardPart, ShardReader, shard_file, write_shard
 from learner.errors import CheckpointError
+from learner.update.checkpoint import MOMENTS, ShardPart, ShardReader, shard_file, write_shard
 
 SIZES = {"long": 11, "short": 3}
 WHOLE = {

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.config import LearnerConfig
-from learner.intake.curriculum import Curriculum
-from learner.settings.evaluation import EvaluationConfig
+from learner.curriculum import Curriculum
+from learner.settings.learner import EvaluationConfig, LearnerConfig
 
 GREEDY = EvaluationConfig(tasks=3, temperature=0.0)
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from learner.gauges.declared import declared
+from learner.gauges import declared
 from learner.intake.evaluation import result_of
-from learner.settings.evaluation import EvaluationConfig
+from learner.settings.learner import EvaluationConfig
 from protocol.messages.episodes import Failure
 from tests.trajectories import make_trajectory
 

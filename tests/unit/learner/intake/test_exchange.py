@@ -5,13 +5,12 @@ import time
 
 import pytest
 
-from learner.config import LearnerConfig
+from learner.curriculum import Curriculum
 from learner.errors import NoData, NothingToLearn, Stopped
-from learner.intake import exchange as module
-from learner.intake.curriculum import Curriculum
-from learner.intake.exchange import Exchange
+from learner.intake import session as module
+from learner.intake.session import Exchange
 from learner.intake.signal_watch import SOLVED, SignalWatch
-from learner.settings.evaluation import EvaluationConfig
+from learner.settings.learner import EvaluationConfig, LearnerConfig
 from protocol.messages.episodes import (
     Checkpointed,
     CheckpointWanted,

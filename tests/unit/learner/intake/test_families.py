@@ -6,17 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from learner.config import LearnerConfig
+from learner.curriculum import Curriculum
 from learner.errors import BrokerRefused, ModelUnusable
-from learner.families.waiting import WaitingFamilies
-from learner.families.wiring import open_decoder, waiting_families
-from learner.intake.curriculum import Curriculum
-from learner.intake.deliveries import receive
-from learner.intake.exchange import Exchange
-from learner.intake.intake import Intake
-from learner.intake.task_messages import messages_of
-from learner.retrain.recorded import RecordedStep, RecordedUnit
-from learner.retrain.retrain import RecordedBatches
+from learner.intake.intake import Intake, receive
+from learner.intake.session import Exchange, messages_of
+from learner.intake.waiting_families import WaitingFamilies, open_decoder, waiting_families
+from learner.recorded_steps import RecordedStep, RecordedUnit
+from learner.retrain import RecordedBatches
+from learner.settings.learner import LearnerConfig
 from protocol import names
 from protocol.codec import MAX_HEADER_BYTES, decode, encode, encode_arrays, encode_delivery
 from protocol.messages.episodes import Deliver, Dropped, Reward, Sampling, Segment, Task, TaskStart, Turn

@@ -6,16 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.config import LearnerConfig
-from learner.credit.comparison_config import ComparedAdvantage
-from learner.credit.signal import has_signal
+from learner.comparisons import has_signal
+from learner.curriculum import Curriculum
 from learner.errors import LedgerViolation
-from learner.intake.commit_memory import CommitMemory
-from learner.intake.curriculum import Curriculum
-from learner.intake.deliveries import receive
-from learner.intake.intake import Intake
-from learner.settings.advantages import GroupAdvantage
-from learner.settings.evaluation import EvaluationConfig
+from learner.intake.intake import CommitMemory, Intake, receive
+from learner.settings.advantages import ComparedAdvantage, GroupAdvantage
+from learner.settings.learner import EvaluationConfig, LearnerConfig
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages.episodes import Deliver, Dropped, Reward, Segment, Turn
 from protocol.messages.peers import QueueStats

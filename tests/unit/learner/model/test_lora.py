@@ -8,7 +8,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from learner.errors import LoraError
-from learner.model.lora import (
+from learner.settings.learner import LoraConfig
+from learner.update.lora import (
     adapters,
     add_adapters,
     chosen_layers,
@@ -16,7 +17,6 @@ from learner.model.lora import (
     frozen_digest,
     published_name,
 )
-from learner.settings.lora import LoraConfig
 from learner.update.policy import load_policy
 from tests.integration.learner.tiny_qwen3 import VOCAB, tiny_model
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from learner.model.operations import mean_length, token_operations
+from learner.update.report import mean_length, token_operations
 from tests.integration.learner.tiny_mixture import tiny_mixture
 from tests.integration.learner.tiny_qwen3 import tiny_model
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from learner.errors import StaleTokens
-from learner.update.batching.cutting import make_micro_batches
-from learner.update.batching.packing import (
+from learner.update.micro_batches import make_micro_batches
+from learner.update.rows import (
     MOST_PADDING,
     ON_CPU,
     ON_GPU,

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 
-from learner.branches import branches_of, ends_of, starts_of
 from learner.errors import BrokenTrajectory
 from learner.metrics import rollout_metrics
-from learner.update.batching.cutting import make_micro_batches
+from learner.trajectory import branches_of, ends_of, starts_of
+from learner.update.micro_batches import make_micro_batches
 from learner.update.policy import PolicyModule, micro_batch_inputs
 from learner.update.ranks import RunUpdate, decode_batch, encode_batch
 from protocol.messages.episodes import Turn
@@ -214,7 +214,7 @@ def test_auxiliary_turns_are_seen_as_context_and_not_trained():
 
 
 def test_a_branch_that_begins_with_an_action_is_broken():
-    from learner.segments import _check_trajectory
+    from learner.intake.trajectories import _check_trajectory
 
     turns = turns_of([(2, False, -1), (2, True, 0), (2, True, -1)])
     bad = branching("a", shape=[(2, False, -1), (2, True, 0), (2, True, -1)])

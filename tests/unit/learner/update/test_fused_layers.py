@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.qwen3 import modeling_qwen3
 
-from learner.update.device.fused_layers import fuse, fuse_layers, probe
+from learner.update.devices import fuse, fuse_layers, probe
 from tests.integration.learner.tiny_qwen3 import tiny_model
 
 ROTATE, NORM = modeling_qwen3.apply_rotary_pos_emb, modeling_qwen3.Qwen3RMSNorm

@@ -1,0 +1,351 @@
+"""Advantages: from rewards, and values where there is a critic, to an advantage for every token.
+
+These pure functions run on rank 0, on whole trajectories. "Rows" are trajectories laid one behind the other: ΣT tokens.
+RiskPO (arXiv:2510.00911) compares bundles of groups, and passes running quantiles on from step to step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.algorithms import advantages as adv
+from learner.algorithms import advantages as truncation
+from learner.algorithms.advantages import next_quantile, risk_advantage, share_of_paper
+from learner.algorithms.values import lambda_returns, vtrace_targets
+from learner.comparisons import compared_advantages, informative_factor, is_by_turn
+from learner.families.branching import shared_prefix_advantages
+from learner.settings.advantages import (
+    AdvantageConfig,
+    GaeAdvantage,
+    GreedyAdvantage,
+    RiskAdvantage,
+    TokenGroupAdvantage,
+    comparisons_of,
+)
+from learner.settings.algorithm import AlgorithmConfig, CriticConfig
+from learner.trajectory import Trajectory
+from protocol.arrays import Float64s
+
+STD_EPSILON = 1e-6
+
+
+class Quantiles(NamedTuple):
+    """Running quantiles of the sums of papers, which each learner step passes on to the next one."""
+
+    low: float
+    high: float
+
+
+class Paper(NamedTuple):
+    """The j-th member of each group of a bundle, as places in the batch."""
+
+    bundle: int
+    places: tuple[int, ...]
+
+
+def papers_of(trajectories: Sequence[Trajectory], bundle: int) -> list[Paper]:
+    """Return the papers of a batch: groups in the order of the batch, `bundle` of them at a time.
+
+    A bundle has as many papers as its smallest group has members. The last bundle may have fewer groups.
+    """
+    groups: dict[str, list[int]] = {}
+    for i, t in enumerate(trajectories):
+        groups.setdefault(t.group_id, []).append(i)
+    members = list(groups.values())
+    bundles = [members[i : i + bundle] for i in range(0, len(members), bundle)]
+    return [
+        Paper(number, tuple(group[j] for group in tasks))
+        for number, tasks in enumerate(bundles)
+        for j in range(min(map(len, tasks)))
+    ]
+
+
+def mean_scores(trajectories: Sequence[Trajectory], papers: Sequence[Paper], bundle: int) -> Float64s:
+    """Return the sum of returns of each paper, [P]; that of a smaller bundle is scaled to `bundle` tasks."""
+    return np.array(
+        [bundle * float(np.mean([trajectories[i].return_ for i in paper.places])) for paper in papers]
+    )
+
+
+def risk_advantages(
+    config: RiskAdvantage, trajectories: Sequence[Trajectory], known: Quantiles | None
+) -> tuple[Float64s, Quantiles]:
+    """Compute the advantage of each trajectory, [S], and the quantiles after this batch.
+
+    Args:
+        config: settings of the advantage.
+        trajectories: members of all rollout groups of the batch.
+        known: quantiles before this batch; None: the first batch, whose own quantiles are taken.
+    """
+    papers = papers_of(trajectories, config.bundle)
+    scores = mean_scores(trajectories, papers, config.bundle)
+    if known is None:
+        known = Quantiles(*(float(q) for q in np.quantile(scores, config.levels)))
+    by_paper = risk_advantage(
+        scores,
+        quantiles=known,
+        levels=config.levels,
+        mix=config.mix,
+        natural_baseline=config.natural_baseline,
+    )
+    returns = np.array([t.return_ for t in trajectories])
+    means = _group_means(trajectories, returns)
+    advantages = np.zeros(len(trajectories))
+    for number in range(1 + max((paper.bundle for paper in papers), default=-1)):
+        rows = [i for i, paper in enumerate(papers) if paper.bundle == number]
+        spread = float(scores[rows].std())
+        if spread < STD_EPSILON:
+            # All papers of the bundle are worth the same.
+            continue
+        for i in rows:
+            places = list(papers[i].places)
+            share = share_of_paper(returns[places] - means[places])
+            advantages[places] = by_paper[i] / (spread + STD_EPSILON) * share
+    low, high = (
+        next_quantile(q, scores, level=level, rate=config.rate)
+        for q, level in zip(known, config.levels, strict=True)
+    )
+    return advantages, Quantiles(low, high)
+
+
+def _group_means(trajectories: Sequence[Trajectory], returns: Float64s) -> Float64s:
+    """Return the mean return of each trajectory's group, [S]."""
+    groups: dict[str, list[float]] = {}
+    for t, value in zip(trajectories, returns, strict=True):
+        groups.setdefault(t.group_id, []).append(float(value))
+    return np.array([float(np.mean(groups[t.group_id])) for t in trajectories])
+
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenAdvantages:
+    """Advantages, masks and value targets of the tokens of all rows, [ΣT] each."""
+
+    advantage: Float64s
+    median_advantage: Float64s
+    """Advantage against the group's median instead of its mean, for bounded-ratio objectives."""
+    policy: Mask
+    """Tokens that may carry policy gradient: the tokens of the present window, without an ignored tail."""
+    value: Mask
+    """Tokens the critic learns from."""
+    value_target: Float64s
+
+    @classmethod
+    def of_trajectories(
+        cls, advantages: Float64s, median: Float64s, trajectories: Sequence[Trajectory]
+    ) -> "TokenAdvantages":
+        """Give all tokens of a trajectory its advantage; no critic."""
+        lengths = [len(t) for t in trajectories]
+        return cls.of_tokens(np.repeat(advantages, lengths), np.repeat(median, lengths))
+
+    @classmethod
+    def of_tokens(cls, advantage: Float64s, median: Float64s) -> "TokenAdvantages":
+        """Give every token its own advantage and let all carry policy gradient; no critic."""
+        return cls(
+            advantage=advantage,
+            median_advantage=median,
+            policy=np.ones(len(advantage), dtype=np.bool_),
+            value=np.zeros(len(advantage), dtype=np.bool_),
+            value_target=np.zeros(len(advantage)),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Estimates:
+    """Estimates by the critic and by the learner's weights for the tokens of all rows, [ΣT] each."""
+
+    value: Float64s
+    """Value before each action token; 0 on observation tokens."""
+    ratio_proximal_behaviour: Float64s
+    """Ratio at each action token; 1 on observation tokens. It has a meaning only if the critic's targets are
+    V-trace, or if the critic is a value head."""
+
+
+def assign_credit(
+    config: AlgorithmConfig,
+    trajectories: Sequence[Trajectory],
+    estimates: Estimates | None = None,
+    fresh: Mask | None = None,
+    *,
+    window_tokens: int = 0,
+) -> TokenAdvantages:
+    """Compute advantages, and targets for the critic if there is one.
+
+    Args:
+        trajectories: members of all rollout groups, in any order.
+        estimates: needed for advantages of kind "gae".
+        fresh: tokens [ΣT] within the lag bound, over which advantages of kind "gae" are whitened; all tokens
+            by default.
+        window_tokens: largest number of action tokens in a window, for advantages of kind "gae".
+
+    Raises:
+        ValueError: a return is not finite, a greedy member is missing where one is needed, or a critic or its
+            estimates are missing for advantages of kind "gae".
+    """
+    if isinstance(config.advantage, GaeAdvantage):
+        if estimates is None or config.critic is None:
+            raise ValueError("advantages of kind gae need a critic; add [learner.algorithm.critic]")
+        return _estimated(config.advantage, config.critic, trajectories, estimates, fresh, window_tokens)
+    compared = comparisons_of(config.advantage)
+    if compared is not None and (is_by_turn(compared) or compared.whiten == "tokens"):
+        advantage = compared_advantages(compared, trajectories)
+        if config.scale_by_informative:
+            advantage = advantage * informative_factor(compared, trajectories)
+        return TokenAdvantages.of_tokens(advantage, advantage)
+    advantages, median = trajectory_advantages(config.advantage, trajectories)
+    if config.scale_by_informative:
+        own = [t for t in trajectories if t.advantage is None]
+        advantages = advantages * informative_factor(config.advantage, own)
+    stored = np.array([np.nan if t.advantage is None else t.advantage for t in trajectories])
+    advantages = np.where(np.isnan(stored), advantages, stored)
+    median = np.where(np.isnan(stored), median, stored)
+    if config.shared_prefix != "own":
+        shared = [
+            shared_prefix_advantages(trajectories, each, shared=config.shared_prefix)
+            for each in (advantages, median)
+        ]
+        return TokenAdvantages.of_tokens(*shared)
+    return TokenAdvantages.of_trajectories(advantages, median, trajectories)
+
+
+def trajectory_advantages(
+    config: AdvantageConfig, trajectories: Sequence[Trajectory]
+) -> tuple[Float64s, Float64s]:
+    """Return the advantage of each trajectory, and its advantage against the group's median, [S] each.
+
+    Raises:
+        ValueError: a return is not finite, a greedy member is missing where one is needed, or advantages of
+            this kind are per token.
+    """
+    returns, groups = _returns(trajectories), [t.group_id for t in trajectories]
+    median = adv.median_relative_advantage(returns, groups)
+    compared = comparisons_of(config)
+    match config:
+        case TokenGroupAdvantage(ceiling=ceiling):
+            lengths = np.array([t.action_tokens for t in trajectories])
+            return adv.token_group_advantage(returns, lengths, groups, ceiling=ceiling), median
+        case GreedyAdvantage():
+            return _greedy_advantages(trajectories, returns, groups), median
+        case _ if compared is not None and not is_by_turn(compared):
+            return compared_advantages(compared, trajectories), median
+        case _:
+            raise ValueError(f"advantages of kind {config.kind} are per token")
+
+
+def _returns(trajectories: Sequence[Trajectory]) -> Float64s:
+    return np.array([t.return_ for t in trajectories])
+
+
+def _greedy_advantages(
+    trajectories: Sequence[Trajectory], returns: Float64s, groups: Sequence[str]
+) -> Float64s:
+    baselines = {t.group_id: t.return_ for t in trajectories if t.baseline}
+    missing = sorted(set(groups) - set(baselines))
+    if missing:
+        raise ValueError(f"group {missing[0]} has no greedy member to be compared with")
+    return adv.greedy_baseline_advantage(returns, np.array([baselines[group] for group in groups]))
+
+
+def _estimated(
+    config: GaeAdvantage,
+    critic: CriticConfig,
+    trajectories: Sequence[Trajectory],
+    estimates: Estimates,
+    fresh: Mask | None,
+    window_tokens: int,
+) -> TokenAdvantages:
+    """Compute advantages from values, token by token, whitened over the batch's policy tokens."""
+    total = len(estimates.value)
+    advantage, target = np.zeros(total), np.zeros(total)
+    policy, value_mask = np.zeros(total, dtype=np.bool_), np.zeros(total, dtype=np.bool_)
+    start = 0
+    for t in trajectories:
+        row = slice(start, start + len(t))
+        actions = start + np.flatnonzero(t.learned_mask)
+        window = actions[actions >= start + t.window_start]
+        rewards = t.reward_per_token()
+        finished = t.status != "unfinished"
+        trace = _trace(config, t, window_tokens)
+        advantage[window] = _window_advantage(
+            config, t, rewards, estimates.value[row], window - start, trace=trace
+        )
+        tail = truncation.tail_mask(len(window), finished=finished, ignore=config.ignored_tail)
+        policy[window] = tail
+        if len(actions) and (finished or critic.target != "monte_carlo"):
+            learned = actions if critic.target == "monte_carlo" else window
+            value_mask[learned] = True
+            target[learned] = _value_targets(
+                config, critic, rewards[learned - start], estimates, learned, advantage[learned], finished
+            )
+        start += len(t)
+    if config.whiten:
+        advantage = adv.whiten(advantage, policy if fresh is None else policy & fresh)
+    advantage = advantage.clip(-config.ceiling, config.ceiling)
+    return TokenAdvantages(advantage, advantage, policy, value_mask, target)
+
+
+def _trace(config: GaeAdvantage, t: Trajectory, window_tokens: int) -> float:
+    """Return lambda for a trajectory."""
+    if not config.adaptive_alpha or not t.action_tokens:
+        return config.trace
+    return truncation.adaptive_trace(
+        t.action_tokens,
+        unfinished=t.status == "unfinished",
+        window=window_tokens,
+        alpha=config.adaptive_alpha,
+        base=config.trace,
+    )
+
+
+def _window_advantage(
+    config: GaeAdvantage,
+    t: Trajectory,
+    rewards: Float64s,
+    values: Float64s,
+    window: NDArray[np.intp],
+    *,
+    trace: float,
+) -> Float64s:
+    if not len(window):
+        return np.zeros(0)
+    return truncation.extended_gae(
+        rewards[window],
+        values[window],
+        finished=t.status != "unfinished",
+        discount=config.discount,
+        trace=trace,
+    )
+
+
+def _value_targets(
+    config: GaeAdvantage,
+    critic: CriticConfig,
+    rewards: Float64s,
+    estimates: Estimates,
+    tokens: NDArray[np.intp],
+    advantage: Float64s,
+    finished: bool,
+) -> Float64s:
+    values = estimates.value[tokens]
+    match critic.target:
+        case "monte_carlo":
+            return adv.monte_carlo_returns(rewards, discount=config.discount)
+        case "lambda":
+            return lambda_returns(advantage, values)
+        case "vtrace":
+            targets, _ = vtrace_targets(
+                rewards,
+                values,
+                estimates.ratio_proximal_behaviour[tokens],
+                bootstrap=0.0 if finished else float(values[-1]),
+                discount=config.discount,
+                trace=config.trace,
+            )
+            return targets
+        case _:
+            assert_never(critic.target)

@@ -1,0 +1,287 @@
+"""Decides which tasks come next, and how many may be under way. Pure: no sockets, no clocks.
+
+The curriculum enforces the bound on policy lag before any work starts. At most
+``(max_policy_lag + 1) * batch`` trajectories are under way or waiting. Each trained batch raises the version
+by one and takes the oldest trajectories first. So a task put at version v is trained at version
+v + max_policy_lag at the latest. This is the admission rule of AReaL (arXiv:2505.24298, section 4).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import replace
+
+from learner.families.family import ChildTask
+from learner.settings.learner import EvaluationConfig, LearnerConfig
+from protocol import names
+from protocol.messages.episodes import Sampling, Task
+
+
+@dataclass
+class Curriculum:
+    """Deals out task indices in order and counts the tasks under way.
+
+    ``outstanding`` maps a group's id to its tasks, from the time they are dealt out until they are trained or
+    dropped. A group is removed as a whole, or member by member if the learner does not train on whole groups. The
+    groups of a family are removed together, and the first one has taken up the room of all.
+
+    The id of a training task contains the *lineage* of checkpoints, so that a learner that continues a
+    lineage recognises the tasks of earlier processes. The id of an evaluation task contains the *epoch* of
+    this process.
+
+    Example:
+        >>> c = Curriculum("gym", LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=1))
+        >>> tasks = c.refill(version=0, lockstep=False)
+        >>> len(tasks), tasks[0].group_id, tasks[0].task_id
+        (8, '0g0', '0g0.0')
+        >>> c.free("0g0"); len(c.refill(version=0, lockstep=False))
+        2
+    """
+
+    env: str
+    config: LearnerConfig
+    epoch: int = 0
+    next_index: int = 0
+    outstanding: dict[str, list[Task]] = field(default_factory=dict)
+    _dealt: int = 0
+    """Number of members of the group ``next_index`` that are already dealt out."""
+    lineage: int = -1
+    """Epoch that began the lineage; -1: this process's epoch."""
+    _asked: list[Task] = field(default_factory=list)
+    """Tasks that families have asked for and that are not put yet."""
+
+    def __post_init__(self) -> None:
+        if self.lineage < 0:
+            self.lineage = self.epoch
+
+    def capacity(self, lockstep: bool, steps_left: int | None = None) -> int:
+        """Return how many trajectories may be under way or waiting under the lag bound.
+
+        Args:
+            lockstep: whether run.mode is "sync"; then `forced_lag` is the bound.
+            steps_left: learner steps left in the run. No more trajectories are asked for than they train,
+                except with windows, because the number of windows of a trajectory is not known.
+        """
+        config = self.config
+        batches = (config.forced_lag if lockstep else config.max_policy_lag) + 1
+        if steps_left is not None and config.train_on != "windows":
+            batches = min(batches, steps_left)
+        units = batches * config.units_per_batch
+        if config.family is not None and not lockstep:
+            # A family takes a round trip for each of its groups, so fewer families keep the lag bound.
+            units = max(config.units_per_batch, units // (config.family.stages + 1))
+        return units * (config.first_members if self._whole_groups else 1)
+
+    def refill(
+        self, *, version: int, lockstep: bool, steps_left: int | None = None, backlog: int = 0
+    ) -> list[Task]:
+        """Deal out new tasks up to the capacity.
+
+        Groups are dealt out whole. If the learner does not train on whole groups, they are dealt out member
+        by member, because the room that becomes free may always be smaller than a group.
+
+        Args:
+            version: newest policy version; in lockstep the tasks wait for its weights.
+            lockstep: whether run.mode is "sync".
+            steps_left: learner steps left in the run.
+            backlog: waiting windows of unfinished trajectories; they take up room too.
+
+        Returns:
+            Tasks that families have asked for, then new ones.
+        """
+        tasks, self._asked = self._asked, []
+        room = self.capacity(lockstep, steps_left) - self._taken - backlog
+        size = self.config.first_members
+        while room >= (size if self._whole_groups else 1):
+            dealt = self._dealt
+            members = range(dealt, min(size, dealt + room))
+            tasks += self._group(self.next_index, version if lockstep else 0, members)
+            room -= len(members)
+            self._dealt = members.stop % size
+            self.next_index += not self._dealt
+        return tasks
+
+    @property
+    def _taken(self) -> int:
+        """Room that is taken; the first group of a family takes up the room of all its groups."""
+        return sum(len(tasks) for group, tasks in self.outstanding.items() if not names.stage_of(group))
+
+    def ask(self, family_id: str, stage: int, children: Sequence[ChildTask]) -> None:
+        """Make the tasks of a family's next group, which the next `refill` returns.
+
+        They have the sampling, the smallest version and, but for the number of another task, the data of the family's
+        first group.
+        """
+        first, group_id = self.outstanding[family_id][0], names.stage_id(family_id, stage)
+        self.outstanding[group_id] = tasks = [
+            replace(
+                first,
+                task_id=names.task_id(group_id, member),
+                group_id=group_id,
+                group_size=len(children),
+                member=member,
+                note=child.note,
+                start=child.start,
+                data=first.data if child.index is None else {**first.data, "index": child.index},
+            )
+            for member, child in enumerate(children)
+        ]
+        self._asked += tasks
+
+    @property
+    def _whole_groups(self) -> bool:
+        return self.config.train_on == "groups"
+
+    def free(self, group_id: str) -> None:
+        """Free the room of a group that is trained or dropped, with all groups that it has asked for."""
+        if self.outstanding.pop(group_id, None) is None or self.config.family is None:
+            return
+        for group in [group for group in self.outstanding if names.family_of(group) == group_id]:
+            del self.outstanding[group]
+        self._asked = [task for task in self._asked if names.family_of(task.group_id) != group_id]
+
+    def free_member(self, group_id: str, task_id: str) -> None:
+        """Free the room of a member of a group that is trained or dropped."""
+        left = [task for task in self.outstanding.get(group_id, []) if task.task_id != task_id]
+        if left:
+            self.outstanding[group_id] = left
+        else:
+            self.free(group_id)
+
+    def owns(self, group_id: str) -> bool:
+        """Return whether this lineage put the group, or a group that asks for it, and waits for it."""
+        return names.family_of(group_id) in self.outstanding
+
+    def awaits(self, group_id: str, task_id: str) -> bool:
+        """Return whether this member of the group is neither trained nor dropped yet."""
+        return any(task.task_id == task_id for task in self.outstanding.get(group_id, []))
+
+    def evaluation(self, tag: str, version: int, of: EvaluationConfig) -> list[Task]:
+        """Return the held-out tasks of a set, sampled by ``version`` or a later one.
+
+        The answers to one task follow each other.
+        """
+        sampling = self._sampling(temperature=of.temperature, top_p=of.top_p, train=False)
+        ids = [names.evaluation_id(self.epoch, tag, i) for i in range(of.answers)]
+        only = {"env": of.env} if of.env else {}
+        return [
+            Task(
+                task_id=name,
+                group_id=name,
+                group_size=1,
+                env=self.env,
+                data={"index": of.first_task + i // of.samples, "split": "heldout", **only},
+                purpose="eval",
+                sampling=sampling,
+                min_policy_version=version,
+                deadline_s=self.config.sampling.max_trajectory_s,
+            )
+            for i, name in enumerate(ids)
+        ]
+
+    def is_evaluation(self, group_id: str) -> bool:
+        """Return whether the group is one that `evaluation` made."""
+        return names.is_evaluation(group_id, self.epoch)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for the checkpoint: how far tasks are dealt out, and which are under way."""
+        unfinished = [
+            [names.group_index(group), [task.member for task in tasks]]
+            for group, tasks in self.outstanding.items()
+            # The others are asked for again by the first group, which the broker delivers again.
+            if not names.stage_of(group)
+        ]
+        return {
+            "lineage": self.lineage,
+            "next_index": self.next_index,
+            "dealt": self._dealt,
+            "unfinished": sorted(unfinished),
+        }
+
+    def restore(self, state: dict[str, Any], min_version: int = 0) -> list[Task]:
+        """Continue from a checkpoint; return the tasks that were under way, named by the present lineage.
+
+        Args:
+            state: state from a checkpoint.
+            min_version: smallest version that may sample the tasks; in lockstep, the one published after the
+                restart.
+        """
+        self.next_index, self._dealt = state["next_index"], state["dealt"]
+        self.outstanding.clear()
+        unfinished = state["unfinished"]
+        return [task for index, members in unfinished for task in self._group(index, min_version, members)]
+
+    def adopt(self, task_ids: Iterable[str]) -> list[Task]:
+        """Take over the tasks of this lineage that the broker holds; return the tasks to put again.
+
+        Those are the tasks that are under way according to the checkpoint and that the broker does not hold.
+        Either it never received them, or they are over, and it will answer so. A task that the broker holds
+        is not dealt out again, whichever process put it.
+        """
+        held = {place for task_id in task_ids if (place := self._place(task_id)) is not None}
+        known, cursor = self._under_way(), (self.next_index, self._dealt)
+        beyond = {place for place in held if place >= cursor}
+        wanted = known | beyond
+        if self._whole_groups:
+            # A group is trained or dropped as a whole, so its members that were never put must be put now.
+            wanted |= {(index, m) for index, _ in wanted & held for m in range(self.config.first_members)}
+        self.outstanding.clear()
+        tasks = [task for index, member in sorted(wanted) for task in self._group(index, 0, [member])]
+        if beyond:
+            self.next_index, self._dealt = self._after(*max(beyond))
+        return [task for task in tasks if self._place(task.task_id) not in held]
+
+    def _under_way(self) -> set[tuple[int, int]]:
+        tasks = (task for group in self.outstanding.values() for task in group)
+        return {
+            (names.group_index(task.group_id), task.member)
+            for task in tasks
+            if not names.stage_of(task.group_id)
+        }
+
+    def _place(self, task_id: str) -> tuple[int, int] | None:
+        """Return group index and member of a task of this lineage that was dealt out; None for other tasks."""
+        name = names.training_task(task_id)
+        if name is None or name.lineage != self.lineage or name.stage:
+            return None
+        return name.group_index, name.member
+
+    def _after(self, index: int, member: int) -> tuple[int, int]:
+        """Return the index and member to deal out after this member of this group."""
+        last = self._whole_groups or member + 1 == self.config.first_members
+        return (index + 1, 0) if last else (index, member + 1)
+
+    def _group(self, index: int, min_version: int, members: Sequence[int]) -> list[Task]:
+        """Make the tasks of these members of a group; the member after the trained ones is greedy."""
+        group_id = names.group_id(self.lineage, index)
+        size, greedy = self.config.first_members, self.config.greedy_member
+        temperature = self.config.sampling.temperature
+        tasks = [
+            Task(
+                task_id=names.task_id(group_id, member),
+                group_id=group_id,
+                group_size=size,
+                member=member,
+                env=self.env,
+                data={"index": index, "split": "train"},
+                sampling=self._sampling(temperature=0.0 if member == greedy else temperature),
+                min_policy_version=min_version,
+                deadline_s=self.config.sampling.max_trajectory_s,
+            )
+            for member in members
+        ]
+        self.outstanding[group_id] = self.outstanding.get(group_id, []) + tasks
+        return tasks
+
+    def _sampling(self, *, temperature: float, top_p: float = 1.0, train: bool = True) -> Sampling:
+        return Sampling(
+            temperature=temperature,
+            top_p=top_p,
+            max_turn_tokens=self.config.sampling.max_turn_tokens,
+            max_trajectory_tokens=self.config.sampling.max_trajectory_tokens,
+            max_context_tokens=self.config.sampling.max_context_tokens,
+            stop=list(self.config.sampling.stop),
+            include_stop=self.config.sampling.include_stop,
+            routes=train and self.config.algorithm.routes == "behaviour",
+        )

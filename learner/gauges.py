@@ -1,0 +1,466 @@
+"""Declares the learner's metrics: names, units and meanings. docs/run/metrics.md is generated from them."""
+
+import re
+
+from protocol.gauges import Gauge, table
+
+ROLLOUT = table(
+    [
+        Gauge(
+            "rollout/reward_mean", "reward", "mean reward per action turn of the trajectories that arrived"
+        ),
+        Gauge(
+            "rollout/return_mean",
+            "reward",
+            "mean return (weighted sum of rewards) of the trajectories that arrived",
+        ),
+        Gauge(
+            "rollout/return_std",
+            "reward",
+            "standard deviation of the return of the trajectories that arrived",
+        ),
+        Gauge(
+            "rollout/correct_share",
+            "share",
+            "share of arrived trajectories that solved the task exactly; absent if the environment never says so",
+        ),
+        Gauge(
+            "rollout/failed_share",
+            "share",
+            "share of the episodes since the last step that failed; the text tab says why",
+        ),
+        Gauge(
+            "rollout/failed_trajectories",
+            "trajectories",
+            "episodes so far that failed or could not be read (recorded, not trained)",
+        ),
+        Gauge(
+            "rollout/uniform_trajectories",
+            "trajectories",
+            "trajectories so far that were left out because the returns of their group are equal",
+        ),
+        Gauge(
+            "rollout/stale_trajectories",
+            "trajectories",
+            "trajectories so far that the broker or the learner dropped as too stale",
+        ),
+        Gauge(
+            "rollout/recommitted_trajectories",
+            "trajectories",
+            "trajectories so far that came again after their commit and were not trained again",
+        ),
+        Gauge("rollout/length_mean_tokens", "tokens", "mean action tokens of the trajectories that arrived"),
+        Gauge(
+            "rollout/length_trained_mean_tokens",
+            "tokens",
+            "mean action tokens of the trajectories, or windows, trained",
+        ),
+        Gauge("rollout/turns_mean", "turns", "mean action turns of the trajectories that arrived"),
+        Gauge("rollout/branches_mean", "branches", "mean branches of the trajectories that arrived"),
+        Gauge(
+            "rollout/begun_anew_fraction",
+            "share",
+            "share of the tokens that arrived in whole prompts of further conversations of an episode",
+        ),
+        Gauge(
+            "rollout/auxiliary_fraction",
+            "share",
+            "share of the action tokens that arrived in turns which the environment leaves out of training",
+        ),
+    ]
+)
+"""Metrics of the trajectories as they arrive, before filtering."""
+REWARD = "reward/"
+"""Prefix of the mean of each reward by name, in training; the names come from the environment."""
+
+
+EVALUATION = table(
+    [
+        Gauge(
+            "evaluation/accuracy",
+            "share",
+            "share of held-out tasks solved exactly, greedy; those never run do not count; absent if the environment "
+            "never says so",
+        ),
+        Gauge("evaluation/return_mean", "reward", "mean return on answered held-out tasks, greedy"),
+        Gauge("evaluation/answered_tasks", "tasks", "held-out tasks whose episode ended, right or wrong"),
+        Gauge(
+            "evaluation/failed_tasks",
+            "tasks",
+            "held-out tasks that the environment or the model failed: wrong",
+        ),
+        Gauge(
+            "evaluation/not_run_tasks",
+            "tasks",
+            "held-out tasks given up for want of a generator or an actor; with more than 5 % there are no means",
+        ),
+    ]
+)
+"""Metrics of evaluations."""
+
+EVALUATION_SETS = table(
+    [
+        Gauge(
+            "evaluation/NAME/accuracy",
+            "share",
+            "mean over tasks of the share of right answers, which is pass@1; absent if the environment never says so",
+        ),
+        Gauge(
+            "evaluation/NAME/pass_at_K",
+            "share",
+            "mean over tasks of the chance that at least one of K answers is right, without bias",
+        ),
+        Gauge("evaluation/NAME/return_mean", "reward", "mean return of the answers that ended"),
+        Gauge("evaluation/NAME/answered", "answers", "answers whose episode ended, right or wrong"),
+        Gauge("evaluation/NAME/failed", "answers", "answers that the environment or the model failed"),
+        Gauge("evaluation/NAME/not_run", "answers", "answers given up for want of a generator or an actor"),
+    ]
+)
+"""Metrics of the sets `[learner.evaluation.NAME]`."""
+HELDOUT_REWARD = "evaluation/reward/"
+"""Prefix of the mean of each reward by name, on held-out tasks."""
+
+
+def evaluation_tag(name: str, metric: str) -> str:
+    """Return the tag of a metric of an evaluation set; ``name`` is "" for `learner.evaluation_tasks`.
+
+    Example:
+        >>> evaluation_tag("", "failed_tasks"), evaluation_tag("hard", "failed_tasks")
+        ('evaluation/failed_tasks', 'evaluation/hard/failed')
+    """
+    return f"evaluation/{name}/{metric.removesuffix('_tasks')}" if name else f"evaluation/{metric}"
+
+
+FAMILY = table(
+    [
+        Gauge("family/waiting", "families", "families that wait for a group at the end of the step"),
+        Gauge("family/children", "tasks", "tasks that families have asked for, since this process began"),
+        Gauge(
+            "family/stages",
+            "groups",
+            "mean groups of the families that had all their groups since the last step, the first one included",
+        ),
+        Gauge(
+            "family/agreement",
+            "correlation",
+            'mean agreement of the batch\'s judgements with the reference, -1 to 1; only with `kind = "judge"`',
+        ),
+        Gauge(
+            "family/judged",
+            "reward",
+            "mean value that judgements gave to the batch's answers without a reference, 0 to 1; only with `kind = "
+            '"judge"`',
+        ),
+        Gauge(
+            "family/refined_share",
+            "share",
+            'share of the batch\'s refined episodes that beat both groups; only with `kind = "refine"`',
+        ),
+        Gauge(
+            "family/masked_share",
+            "share",
+            "share of the batch's action tokens that are older than the lag bound, so that they carry no gradient",
+        ),
+        Gauge(
+            "family/deadlines",
+            "families",
+            "families that were trained without a group that did not come in time, since this process began",
+        ),
+        Gauge(
+            "family/diverged_prefixes",
+            "trajectories",
+            "branches that failed because the environment answered a repeated action in a different way, since this "
+            "process began",
+        ),
+    ]
+)
+"""Metrics of families of groups; only with `[learner.family]`."""
+
+
+REPLAY = table(
+    [
+        Gauge("replay/items", "items", "items in the replay table"),
+        Gauge("replay/inserted", "items", "items inserted so far"),
+        Gauge("replay/sampled", "items", "items drawn so far"),
+        Gauge("replay/evicted", "items", "items thrown away so far"),
+        Gauge("replay/share", "share", "share of the batch's trajectories that were replayed"),
+        Gauge("replay/age_mean_versions", "versions", "mean lag of replayed tokens"),
+    ]
+)
+"""Metrics of the replay table."""
+
+
+UPDATE = table(
+    [
+        Gauge("learner/loss", "loss", "loss of the step, mean over its tokens on all ranks"),
+        Gauge("learner/gradient_norm", "norm", "norm of the gradient before clipping"),
+        Gauge("learner/learning_rate", "rate", "learning rate of the step"),
+        Gauge("learner/entropy_nats", "nats", "mean entropy of the current policy on trained tokens"),
+        Gauge(
+            "learner/kl_current_proximal_nats",
+            "nats",
+            "k3 estimate of KL(current ‖ proximal): what the update itself moved",
+        ),
+        Gauge(
+            "learner/kl_proximal_behaviour_nats",
+            "nats",
+            "k3 estimate between proximal and behaviour: staleness and engine mismatch",
+        ),
+        Gauge("learner/clip_fraction", "share", "share of trained tokens whose gradient the clip cut off"),
+        Gauge(
+            "learner/ratio_current_proximal_mean",
+            "ratio",
+            "importance ratio current/proximal, mean over trained tokens",
+        ),
+        Gauge(
+            "learner/ratio_current_proximal_min",
+            "ratio",
+            "smallest importance ratio current/proximal of a trained token",
+        ),
+        Gauge(
+            "learner/ratio_current_proximal_max",
+            "ratio",
+            "largest importance ratio current/proximal of a trained token",
+        ),
+        Gauge(
+            "learner/ratio_proximal_behaviour_mean",
+            "ratio",
+            "importance ratio proximal/behaviour, mean over trained tokens",
+        ),
+        Gauge(
+            "learner/ratio_proximal_behaviour_min",
+            "ratio",
+            "smallest importance ratio proximal/behaviour of a trained token",
+        ),
+        Gauge(
+            "learner/ratio_proximal_behaviour_max",
+            "ratio",
+            "largest importance ratio proximal/behaviour of a trained token",
+        ),
+        Gauge(
+            "learner/truncated_fraction",
+            "share",
+            "share of trained tokens whose correction weight sits at the ceiling",
+        ),
+        Gauge(
+            "learner/effective_sample_size",
+            "share",
+            "effective share of the tokens under the proximal/behaviour weights",
+        ),
+        Gauge("learner/policy_lag_mean_versions", "versions", "mean lag of trained tokens"),
+        Gauge("learner/policy_lag_max_versions", "versions", "largest lag of a trained token"),
+        Gauge(
+            "learner/stale_token_fraction",
+            "share",
+            "share of action tokens masked out as older than the lag bound",
+        ),
+        Gauge("learner/trained_tokens", "tokens", "action tokens that carried gradient in the step"),
+        Gauge("learner/replayed_tokens", "tokens", "tokens of the step that had been trained before"),
+        Gauge("learner/padding_fraction", "share", "share of computed positions that were padding"),
+        Gauge(
+            "learner/shared_fraction",
+            "share",
+            "share of the input tokens that another trajectory had computed",
+        ),
+        Gauge("learner/step_seconds", "s", "time of the update"),
+        Gauge(
+            "learner/tflops_per_rank",
+            "Tflop/s",
+            "useful floating-point operations of a rank in a second of the update: both passes over each computed "
+            "token, without padding and what is computed twice; over the rate of your GPU it is the MFU",
+        ),
+        Gauge(
+            "learner/gpu_memory_peak_gb",
+            "GB",
+            "most memory that tensors of rank 0 took on its GPU during the update",
+        ),
+        Gauge(
+            "learner/gpu_memory_used_share",
+            "share",
+            "share of the memory of rank 0's GPU that all its processes held at the end of the update",
+        ),
+        Gauge("learner/wait_seconds", "s", "time waited for a full batch before the update"),
+        Gauge(
+            "learner/publish_seconds",
+            "s",
+            "time that the learner stood for the new version: until its weights were copied",
+        ),
+        Gauge(
+            "learner/announce_seconds",
+            "s",
+            "time from the beginning of a publication until generators hear of it, for the newest announced version",
+        ),
+        Gauge(
+            "learner/gpu_wait_seconds",
+            "s",
+            "time for which the update waited until all generators slept on the GPU that they share with the learner",
+        ),
+        Gauge("learner/idle_share", "share", "share of wall time since the last step spent waiting"),
+        Gauge(
+            "learner/trained_tokens_per_second",
+            "tokens/s",
+            "trained action tokens over wall time since the last step",
+        ),
+        Gauge("learner/tokens_trained_total", "tokens", "action tokens trained so far"),
+        Gauge("learner/tokens_replayed_total", "tokens", "action tokens trained again so far"),
+        Gauge("learner/policy_version", "version", "newest version, announced or about to be"),
+        Gauge(
+            "learner/skipped_steps",
+            "steps",
+            "steps so far that were skipped because loss or gradient was not finite",
+        ),
+    ]
+)
+"""Metrics of the update."""
+
+METHODS = table(
+    [
+        Gauge("learner/correction_mean", "weight", "mean correction weight of trained tokens"),
+        Gauge("learner/ratio_variance", "ratio²", "mean of (current/behaviour - 1)² over trained tokens"),
+        Gauge(
+            "learner/clip_low",
+            "ratio",
+            "lower bound of the ratio that balancing chose, mean over the optimizer steps",
+        ),
+        Gauge(
+            "learner/clip_high",
+            "ratio",
+            "upper bound of the ratio that balancing chose, mean over the optimizer steps",
+        ),
+        Gauge(
+            "learner/positive_share",
+            "share",
+            "share of positive-advantage tokens in the surrogate under the chosen bounds",
+        ),
+        Gauge("learner/clip_moves", "moves", "how often balancing moved a bound"),
+        Gauge(
+            "learner/routes_known_share",
+            "share",
+            "share of the input tokens whose experts in the generator were known and replayed; the others went through "
+            "the experts that the routers choose now",
+        ),
+        Gauge(
+            "learner/rerouted_share",
+            "share",
+            "share of the replayed choices of experts that the routers would not make any more",
+        ),
+        Gauge("learner/dual_variable", "factor", "factor of the penalty on the ratio's variance"),
+        Gauge("learner/entropy_coefficient", "factor", "coefficient of the entropy bonus"),
+    ]
+)
+"""Metrics that only some methods report."""
+
+ENTROPY = table(
+    [
+        Gauge(
+            "learner/entropy_change",
+            "nats",
+            "entropy gained per unit of learning rate, predicted from unclipped tokens",
+        ),
+        Gauge(
+            "learner/entropy_change_low_positive",
+            "nats",
+            "part of the change from unlikely tokens with positive advantage",
+        ),
+        Gauge(
+            "learner/entropy_change_high_positive",
+            "nats",
+            "part of the change from likely tokens with positive advantage",
+        ),
+        Gauge(
+            "learner/entropy_change_low_negative",
+            "nats",
+            "part of the change from unlikely tokens with negative advantage",
+        ),
+        Gauge(
+            "learner/entropy_change_high_negative",
+            "nats",
+            "part of the change from likely tokens with negative advantage",
+        ),
+    ]
+)
+"""First-order effect of the update on the entropy."""
+
+CRITIC = table(
+    [
+        Gauge(
+            "critic/loss",
+            "loss",
+            "half the mean squared distance of values to their targets, before the update",
+        ),
+        Gauge("critic/value_mean", "reward", "mean value of the tokens the critic learned from"),
+        Gauge(
+            "critic/explained_variance",
+            "share",
+            "share of the targets' variance that the values explain; 1 is perfect",
+        ),
+        Gauge("critic/tokens", "tokens", "tokens the critic learned from"),
+        Gauge("critic/gradient_norm", "norm", "norm of a separate critic's gradient before clipping"),
+    ]
+)
+"""Metrics of the critic, in steps that train values."""
+
+
+HISTOGRAMS = table(
+    [
+        Gauge("return_generated", "reward", "returns of the trajectories that arrived, without failed ones"),
+        Gauge(
+            "advantage_trained",
+            "reward",
+            "mean advantage of each trajectory that carried gradient in the step",
+        ),
+        Gauge(
+            "reward/NAME",
+            "reward",
+            "each reward of the trajectories that arrived; absent if the environment gives only one",
+        ),
+        Gauge("policy_lag_versions", "versions", "lag of trained tokens"),
+        Gauge("length_generated_tokens", "tokens", "action tokens of the trajectories that arrived"),
+        Gauge("length_trained_tokens", "tokens", "action tokens of the trajectories trained"),
+        Gauge("ratio_proximal_behaviour", "ratio", "importance ratio proximal/behaviour of trained tokens"),
+        Gauge("ratio_current_proximal", "ratio", "importance ratio current/proximal of trained tokens"),
+    ]
+)
+"""Histograms, shown as ``histogram/name``."""
+
+
+SCALARS = table(
+    [
+        gauge
+        for part in (ROLLOUT, UPDATE, METHODS, ENTROPY, CRITIC, REPLAY, FAMILY, EVALUATION)
+        for gauge in part.values()
+    ]
+)
+"""All metrics except the histograms, and except those of named evaluation sets."""
+_OF_A_SET = re.compile(r"evaluation/[\w-]+/(.+)")
+
+
+def declared(tag: str) -> Gauge:
+    """Return the declaration of a metric.
+
+    Raises:
+        KeyError: it is not declared.
+
+    Example:
+        >>> declared("evaluation/hard/pass_at_4").unit
+        'share'
+    """
+    if match := _OF_A_SET.fullmatch(tag):
+        return EVALUATION_SETS[f"evaluation/NAME/{re.sub(r'pass_at_[0-9]+', 'pass_at_K', match[1])}"]
+    return SCALARS[tag]
+
+
+def is_declared(name: str) -> bool:
+    """Return whether a metric of the learner is declared here, by its name or by its prefix.
+
+    Example:
+        >>> is_declared("learner/loss"), is_declared("reward/exact"), is_declared("learner/los")
+        (True, True, False)
+    """
+    if name.startswith((REWARD, HELDOUT_REWARD)):
+        return True
+    try:
+        declared(name)
+    except KeyError:
+        return False
+    return True

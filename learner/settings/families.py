@@ -1,0 +1,359 @@
+"""`[learner.family]`: groups whose results ask for further groups, all of which are trained together."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from protocol.messages.fields import MAX_TEXT
+from protocol.section import Section
+
+MAX_FRAME = MAX_TEXT // 4
+"""Most characters of the words around a text in a note."""
+ANSWERS, FUTURE = "{answers}", "{future}"
+
+
+def with_place(note: str, place: str, field: str = "note") -> str:
+    """Return the words of a note, in which the place of a text stands once.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if note.count(place) != 1:
+        raise ValueError(f"{field} is {note!r}; write {place} once, where the text is to stand")
+    return note
+
+
+class JudgeFamily(Section):
+    """Some members of a group answer the task; the others read these answers and give each a number. Where the task has
+    a reference, judgements are trained to agree with it. Where it has none, the numbers are the reward of the answers
+    (URPO, arXiv:2507.17515). It is for tasks of one turn."""
+
+    kind: Literal["judge"] = "judge"
+    answers: int = Field(4, ge=2)
+    """Answers to each task; the rest of learner.group_size are judgements. At least 2, at most
+    learner.group_size - 2, so that two judgements are compared."""
+    reference: str = Field("return", min_length=1)
+    """Name of the reward that is the truth about an answer. A task whose answers did not all get it has no reference.
+    "return": the return of an answer, so that every task has a reference."""
+    highest: float = Field(10.0, gt=0)
+    """Largest number that a judgement may give; the smallest is 0. Above 0."""
+    note: str = Field(
+        "Do not answer. These are answers to it:\n{answers}\nRate each from 0 to 10. Write one number for each, in "
+        "this order, on the last line.",
+        max_length=MAX_FRAME,
+    )
+    """Words around the answers, which stand where `{answers}` is, each with a number in brackets before it. A judgement
+    is read from its last line, which must hold as many numbers as there are answers."""
+    deadline_s: float = Field(1800.0, gt=0)
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
+    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
+
+    @field_validator("note")
+    @classmethod
+    def _with_answers(cls, note: str) -> str:
+        return with_place(note, ANSWERS)
+
+    @property
+    def stages(self) -> int:
+        """Most groups after the first one."""
+        return 1
+
+    def first(self, group_size: int) -> int:
+        """Return the members of the first group."""
+        return self.answers
+
+    def largest(self, group_size: int) -> int:
+        """Return the members of the largest group."""
+        return max(self.answers, group_size - self.answers)
+
+
+class RefineFamily(Section):
+    """Some members of a group are plain episodes. Each of the others reads how one of these really went on, and plays
+    the task anew (Dyna-Mind, arXiv:2510.09577). A right one that beats the mean of both groups has advantage 1, the
+    others 0. Plain episodes are compared with each other alone. Tasks need several turns."""
+
+    kind: Literal["refine"] = "refine"
+    rollouts: int = Field(4, ge=2)
+    """Plain episodes of each task; the rest of learner.group_size are refined ones. At least 2, at most
+    learner.group_size - 2: one alone has nobody to be compared with."""
+    horizon: int = Field(5, ge=1)
+    """Most actions of the plain episode that are shown, each with the observation that really followed. At least 1."""
+    note: str = Field(
+        "An earlier plan and what really followed:\n{future}\nUse this to do better.", max_length=MAX_FRAME
+    )
+    """Words around the actions and observations, which stand where `{future}` is."""
+    deadline_s: float = Field(1800.0, gt=0)
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
+    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
+
+    @field_validator("note")
+    @classmethod
+    def _with_future(cls, note: str) -> str:
+        return with_place(note, FUTURE)
+
+    @property
+    def stages(self) -> int:
+        """Most groups after the first one."""
+        return 1
+
+    def first(self, group_size: int) -> int:
+        """Return the members of the first group."""
+        return self.rollouts
+
+    def largest(self, group_size: int) -> int:
+        """Return the members of the largest group."""
+        return max(self.rollouts, group_size - self.rollouts)
+
+
+HintShare = Annotated[float, Field(gt=0, le=1)]
+HINT, DRAFT, ATTEMPT, REFLECTION, EXAMPLES = "{hint}", "{draft}", "{attempt}", "{reflection}", "{examples}"
+"""Places in a note, each for a text."""
+
+
+class HintFamily(Section):
+    """A group in which nobody solved the task is sampled again with a hint behind its prompt, then with a stronger one,
+    until somebody solves it (GHPO, arXiv:2507.10628; Scaf-GRPO, arXiv:2510.19807). The environment gives the hints in
+    `StepResult.hints`."""
+
+    kind: Literal["hint"] = "hint"
+    shares: tuple[HintShare, ...] = Field((0.25, 0.5, 0.75), strict=False, min_length=1, max_length=16)
+    """Strengths of the hints, rising. If the environment gives one text, a hint is this share of its characters, from
+    the first one on. If it gives several, a hint is this share of them, at least the first."""
+    members: int = Field(0, ge=0)
+    """Answers to each hint. 0: a whole group, which is trained in place of the one before it (GHPO). Otherwise the
+    first right answer takes the place of one wrong answer of the first group (Scaf-GRPO)."""
+    reward: str = ""
+    """Reward that says whether an answer is right: one above `above` is. Absent: what the environment says
+    (`StepResult.correct`), or the return if it says nothing."""
+    above: float = 0.0
+    """Value of the reward above which an answer is right."""
+    note: str = Field("A solution begins like this: {hint}", max_length=MAX_FRAME)
+    """Words around a hint, which stands where `{hint}` is."""
+    warmup_groups: int = Field(0, ge=0)
+    """Groups at the beginning of the run that get no hints. At least 0."""
+    deadline_s: float = Field(1800.0, gt=0)
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
+    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
+
+    @field_validator("shares")
+    @classmethod
+    def _rising(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
+        if list(shares) != sorted(set(shares)):
+            raise ValueError(f"shares are {list(shares)}; each hint must be stronger than the one before")
+        return shares
+
+    @field_validator("note")
+    @classmethod
+    def _with_hint(cls, note: str) -> str:
+        return with_place(note, HINT)
+
+    @property
+    def stages(self) -> int:
+        """Most groups after the first one."""
+        return len(self.shares)
+
+    def first(self, group_size: int) -> int:
+        """Return the members of the first group."""
+        return group_size
+
+    def largest(self, group_size: int) -> int:
+        """Return the members of the largest group."""
+        return max(group_size, self.members)
+
+
+class DraftFamily(Section):
+    """A group of drafts is sampled and not trained. Then a group is sampled with the best draft behind the prompt, and
+    trained (iGRPO, arXiv:2602.09000)."""
+
+    kind: Literal["draft"] = "draft"
+    drafts: int = Field(4, ge=1)
+    """Drafts of each task; learner.group_size is the number of answers with a draft. At least 1."""
+    note: str = Field("Here is a first draft of an answer: {draft}\nImprove it.", max_length=MAX_FRAME)
+    """Words around the draft, which stands where `{draft}` is."""
+    deadline_s: float = Field(1800.0, gt=0)
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
+    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
+
+    @field_validator("note")
+    @classmethod
+    def _with_draft(cls, note: str) -> str:
+        return with_place(note, DRAFT)
+
+    @property
+    def stages(self) -> int:
+        """Most groups after the first one."""
+        return 1
+
+    def first(self, group_size: int) -> int:
+        """Return the members of the first group."""
+        return self.drafts
+
+    def largest(self, group_size: int) -> int:
+        """Return the members of the largest group."""
+        return max(group_size, self.drafts)
+
+
+class BranchFamily(Section):
+    """Some members of a group are whole episodes; the others begin in the middle of these, behind an observation (ARPO,
+    arXiv:2507.19849). The actor repeats the actions of the beginning, so the environment must answer them alike.
+    `learner.algorithm.shared_prefix` says how the beginning is credited."""
+
+    kind: Literal["branch"] = "branch"
+    rollouts: int = Field(8, ge=1)
+    """Whole episodes of each task; the rest of learner.group_size are branches, and whole episodes where too few
+    branches are drawn. At least 1, below learner.group_size."""
+    where: Literal["uncertain", "anywhere"] = "uncertain"
+    """Observations behind which a branch begins. "uncertain": with the probability 1/2 + `weight` times the change of
+    the uncertainty since the episode's first answer; "anywhere": with the probability 1/2."""
+    weight: float = Field(0.2, ge=0)
+    """Weight of the change of the uncertainty, in nats. At least 0."""
+    tokens: int = Field(20, ge=1)
+    """Tokens of an answer over whose -log p the uncertainty is averaged. At least 1."""
+    deadline_s: float = Field(1800.0, gt=0)
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
+    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
+
+    @property
+    def stages(self) -> int:
+        """Most groups after the first one."""
+        return 1
+
+    def first(self, group_size: int) -> int:
+        """Return the members of the first group."""
+        return self.rollouts
+
+    def largest(self, group_size: int) -> int:
+        """Return the members of the largest group."""
+        return max(self.rollouts, group_size - self.rollouts)
+
+
+class RetryFamily(Section):
+    """Some members of a group are first episodes. Those that fail are tried again: with what the policy says of its
+    mistake behind the prompt (R3L, arXiv:2601.03715), or from behind the mistake (Agent-R, arXiv:2501.11425)."""
+
+    kind: Literal["retry"] = "retry"
+    rollouts: int = Field(4, ge=1)
+    """First episodes of each task; the rest of learner.group_size are retries, shared out evenly among the first
+    episodes that are wrong. At least 1, below learner.group_size."""
+    begin: Literal["prompt", "named", "parting"] = "prompt"
+    """Where a retry begins. "prompt": with the first prompt; "named": behind the steps that the reflection keeps, by
+    its last "keep K steps"; "parting": behind the first step that differs from a right episode of the
+    group, the most similar one that leaves the wrong one something to go on with; a wrong one without such a place is
+    not retried. Retries from the middle repeat the steps before, so the environment must answer them alike."""
+    reflection: str = Field("", max_length=MAX_FRAME)
+    """Words behind the prompt that ask for a reflection on a wrong episode, which stands where `{attempt}` is. The
+    first answer is the reflection; none is trained. Empty: there are no reflections."""
+    note: str = Field("An earlier attempt was wrong:\n{attempt}\nAvoid its mistake.", max_length=MAX_FRAME)
+    """Words behind the prompt of a retry. The reflection stands where `{reflection}` is, the wrong episode where
+    `{attempt}` is. Empty, with begin = "parting" only: a retry has no note."""
+    clean: bool = False
+    """Whether a retry is trained behind the prompt without the note, so that the policy learns to answer as if it had
+    read it. Its importance ratio then compares two prompts."""
+    mask_shared: bool = False
+    """Whether the steps of a wrong episode that a retry repeats are left out of its training, so that the reward is
+    credited to what differs."""
+    reward: str = ""
+    """Reward that says whether an answer is right: one above `above` is. Absent: what the environment says
+    (`StepResult.correct`), or the return if it says nothing."""
+    above: float = 0.0
+    """Value of the reward above which an answer is right."""
+    deadline_s: float = Field(1800.0, gt=0)
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
+    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
+
+    @model_validator(mode="after")
+    def _has_its_texts(self) -> "RetryFamily":
+        if self.reflection:
+            with_place(self.reflection, ATTEMPT, "reflection")
+            with_place(self.note, REFLECTION)
+        elif REFLECTION in self.note:
+            raise ValueError(
+                f"note has {REFLECTION} but there is none; set reflection to the words that ask for it, or use "
+                f"{ATTEMPT}"
+            )
+        elif self.begin == "named":
+            raise ValueError(
+                'begin is "named" but no reflection names a step; set reflection to the words that ask for it, or '
+                'use begin = "parting"'
+            )
+        if not self.note and (self.clean or self.begin != "parting"):
+            what = "clean is true" if self.begin == "parting" else f'begin is "{self.begin}"'
+            raise ValueError(
+                f"note is empty but {what}: a retry would be nothing but a further answer; write a note"
+            )
+        if self.begin == "parting" and self.rollouts < 2:
+            raise ValueError(
+                'begin is "parting" but rollouts is 1: a wrong episode needs a right one beside it; raise rollouts'
+            )
+        if self.mask_shared and self.begin == "prompt":
+            raise ValueError(
+                'mask_shared is true but begin is "prompt", so that a retry repeats no step; use begin = "named" or '
+                '"parting", or take mask_shared out'
+            )
+        return self
+
+    @property
+    def stages(self) -> int:
+        """Most groups after the first one."""
+        return 2 if self.reflection else 1
+
+    def first(self, group_size: int) -> int:
+        """Return the members of the first group."""
+        return self.rollouts
+
+    def largest(self, group_size: int) -> int:
+        """Return the members of the largest group."""
+        return max(self.rollouts, group_size - self.rollouts)
+
+
+class GuidedFamily(Section):
+    """A group in which nobody solved the task asks for one answer to each of several other tasks. Then the group is
+    sampled again with the right ones of these as examples behind the prompt (the seeding of XRPO, arXiv:2510.06672)."""
+
+    kind: Literal["guided"] = "guided"
+    examples: int = Field(2, ge=1)
+    """Most solved examples behind a prompt; those whose prompts share most tokens with it. At least 1, at most
+    `candidates`."""
+    candidates: int = Field(8, ge=1)
+    """Other tasks that are answered once each, to find examples; they are not trained. At least 1."""
+    note: str = Field(
+        "Here are solved examples:\n{examples}\nNow solve the task above.", max_length=MAX_FRAME
+    )
+    """Words around the examples, which stand where `{examples}` is."""
+    reward: str = ""
+    """Reward that says whether an answer is right: one above `above` is. Absent: what the environment says
+    (`StepResult.correct`), or the return if it says nothing."""
+    above: float = 0.0
+    """Value of the reward above which an answer is right."""
+    deadline_s: float = Field(1800.0, gt=0)
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
+    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
+
+    @model_validator(mode="after")
+    def _has_its_texts(self) -> "GuidedFamily":
+        with_place(self.note, EXAMPLES)
+        if self.examples > self.candidates:
+            raise ValueError(
+                f"examples is {self.examples} but candidates is {self.candidates}: so many are never there; raise "
+                "candidates, or lower examples"
+            )
+        return self
+
+    @property
+    def stages(self) -> int:
+        """Most groups after the first one."""
+        return 2
+
+    def first(self, group_size: int) -> int:
+        """Return the members of the first group."""
+        return group_size
+
+    def largest(self, group_size: int) -> int:
+        """Return the members of the largest group."""
+        return max(group_size, self.candidates)
+
+
+FamilyConfig = Annotated[
+    HintFamily | DraftFamily | BranchFamily | RetryFamily | GuidedFamily | JudgeFamily | RefineFamily,
+    Field(discriminator="kind"),
+]

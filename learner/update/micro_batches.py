@@ -1,0 +1,343 @@
+"""Input of one forward and backward pass."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.algorithms.tokens import token_weights
+from learner.settings.algorithm import AggregationConfig
+from learner.update.batch import Batch, counts
+from learner.update.rows import (
+    ON_CPU,
+    CutRule,
+    Row,
+    choose_cuts,
+    deal_mini_batches,
+    dealt_row,
+    make_rows,
+    tree_attention,
+)
+from protocol.arrays import Float32s, Int64s
+
+PADDING = 0
+"""Token id of the padding. Any id will do, because no token attends to the padding."""
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """Input of one forward and backward pass: B rows of T positions, and N targets over all rows."""
+
+    token_ids: Int64s
+    """Input token ids, [B, T]."""
+    position: Int64s
+    """Index b·T + t of the input position whose output predicts each target, [N]."""
+    target: Int64s
+    """Token id of each target, [N]."""
+    temperature: Float32s
+    """Sampling temperature of each target, [N]."""
+    sequence: Int64s
+    """Index of each target's branch in the micro-batch, [N]."""
+    columns: dict[str, Float32s]
+    """Columns of the batch at each target, [N] each, and each target's share in the losses of the mini-batch:
+    `weight`, `value_weight`, `imitation_weight`."""
+    policy: NDArray[np.bool_]
+    """Mask of the targets that carry policy gradient, [N]."""
+    token: Int64s
+    """Index of each target among the batch's seen tokens, [N]; -1 in a dummy."""
+    filled: int
+    """Number of input positions that are not padding."""
+    inputs: int
+    """Number of inputs of all branches, shared ones counted for each."""
+    held: list[tuple[int, Int64s]]
+    """Index b·T of the row that holds each branch, and the places of its inputs in that row, [S]."""
+    begins: Int64s
+    """Index of the first token of each branch, in the batch or in `origin`, [S]."""
+    origin: NDArray[np.int32] | None = None
+    """Index in the batch of each token of all branches; None: each trajectory has one branch."""
+    depth: Int64s | None = None
+    """Position of each token in its branch, [B, T]; None if no row is shared."""
+    attends: NDArray[np.bool_] | None = None
+    """Positions that each position attends to, [B, T, T]; None if no row is shared."""
+
+    @property
+    def input_token(self) -> Int64s:
+        """Index in the batch of each input token of all branches, [inputs]."""
+        tokens = [
+            begin + np.arange(places.size) for begin, (_, places) in zip(self.begins, self.held, strict=True)
+        ]
+        found = np.concatenate(tokens) if tokens else np.zeros(0, dtype=np.int64)
+        return found if self.origin is None else self.origin[found].astype(np.int64)
+
+    @property
+    def input_place(self) -> Int64s:
+        """Index b·T + t of the position that holds each of them, [inputs]."""
+        found = [offset + places for offset, places in self.held]
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+
+def dummy(columns: Sequence[str]) -> MicroBatch:
+    """Return a micro-batch that takes part in every collective and changes nothing."""
+    return MicroBatch(
+        token_ids=np.full((1, 1), PADDING, dtype=np.int64),
+        position=np.zeros(1, dtype=np.int64),
+        target=np.zeros(1, dtype=np.int64),
+        temperature=np.ones(1, dtype=np.float32),
+        sequence=np.zeros(1, dtype=np.int64),
+        columns={name: np.zeros(1, dtype=np.float32) for name in columns},
+        policy=np.ones(1, dtype=np.bool_),
+        token=np.full(1, -1, dtype=np.int64),
+        filled=0,
+        inputs=0,
+        held=[],
+        begins=np.zeros(0, dtype=np.int64),
+    )
+
+
+def make_micro_batches(
+    batch: Batch,
+    members: Int64s,
+    *,
+    aggregation: AggregationConfig,
+    budget: int,
+    rule: CutRule = ON_CPU,
+    rank: int = 0,
+    ranks: int = 1,
+    width: int = 0,
+) -> list[MicroBatch]:
+    """Return this rank's micro-batches of one mini-batch. Every rank gets the same number.
+
+    Args:
+        members: trajectories of the mini-batch, indices into ``batch``.
+        aggregation: how tokens are weighted; the denominators count the whole mini-batch.
+        budget: largest number of positions of a micro-batch, padding included.
+        rule: how much padding is accepted to save one micro-batch.
+        rank: this rank, counted from 0.
+        ranks: number of ranks.
+        width: width of the model's residual stream, if trajectories of a group may share rows; 0: they may not.
+
+    Returns:
+        The micro-batches in order of falling length; an empty list, on every rank, if no token is to be seen.
+    """
+    layout = _layout(batch)
+    shares = _shares(batch, members, aggregation)
+    kept, place = _in_order(layout, members, len(batch.lengths))
+    groups = batch.group[layout.owner[kept]].astype(np.int64)
+    rows = make_rows(
+        _inputs(layout, kept, layout.token_ids.astype(np.int64)),
+        groups,
+        width=width,
+        budget=budget,
+        ranks=ranks,
+        experts=_expert_numbers(batch, layout, kept) if width else None,
+    )
+    lengths = np.array([row.token_ids.size for row in rows], dtype=np.int64)
+    order = np.argsort(-lengths, kind="stable")
+    rounds = -(-len(order) // ranks)
+    mine = [dealt_row(order, i, rank, ranks) for i in range(rounds)]
+    result = []
+    for start, end in choose_cuts(lengths[order[::ranks]], budget, rule):
+        chosen = [rows[index] for index in mine[start:end] if index is not None]
+        own = [branch for row in chosen for branch in row.members]
+        own_shares = {name: values[place[own]] for name, values in shares.items()}
+        result.append(_micro_batch(batch, layout, chosen, kept[own], own_shares))
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """Tokens of all branches of a batch, one branch behind the other. Without branches, those of the batch."""
+
+    owner: NDArray[np.int64]
+    """Trajectory of each branch, [K]."""
+    starts: Int64s
+    """Index of the first token of each branch, and last the number of all tokens, [K + 1]."""
+    token_ids: NDArray[np.int32]
+    """Token ids, [ΣL]."""
+    target: NDArray[np.bool_]
+    """Tokens that are seen, and that no earlier branch of the trajectory has, [ΣL]."""
+    origin: NDArray[np.int32] | None
+    """Index of each token in the batch, [ΣL]; None: it is the same."""
+    targets: Int64s
+    """Number of targets of each branch, [K]."""
+    inputs: Int64s
+    """Number of inputs that the model must see of each branch: up to the one that predicts its last target, [K]."""
+
+
+def _layout(batch: Batch) -> _Layout:
+    branches = batch.branches
+    if branches is None:
+        owner, lengths = np.arange(len(batch.lengths)), batch.lengths
+        token_ids, target, origin = batch.token_ids, batch.seen_mask, None
+    else:
+        owner, lengths, origin = branches.owner.astype(np.int64), branches.lengths, branches.places
+        token_ids, target = batch.token_ids[origin], batch.seen_mask[origin] & branches.own
+    starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    needed = np.zeros(len(lengths), dtype=np.int64)
+    places = np.flatnonzero(target)
+    owners = np.searchsorted(starts, places, side="right") - 1
+    np.maximum.at(needed, owners, places - starts[owners])
+    return _Layout(owner, starts, token_ids, target, origin, counts(target, starts), needed)
+
+
+def _inputs(layout: _Layout, branches: Int64s, values: Int64s) -> list[Int64s]:
+    """Return the values of the inputs of each of these branches. ``values`` are those of all tokens, [ΣL]."""
+    return [values[layout.starts[i] : layout.starts[i] + layout.inputs[i]] for i in branches]
+
+
+def _expert_numbers(batch: Batch, layout: _Layout, branches: Int64s) -> list[Int64s] | None:
+    """Return the number of the given experts of each input of these branches; None if none are given."""
+    numbers = batch.route_numbers
+    if numbers is None:
+        return None
+    return _inputs(layout, branches, numbers if layout.origin is None else numbers[layout.origin])
+
+
+def _in_order(layout: _Layout, members: Int64s, trajectories: int) -> tuple[Int64s, Int64s]:
+    """Return the branches of a mini-batch that have targets, in its order, and each one's place in it."""
+    places = np.full(trajectories, -1, dtype=np.int64)
+    places[members] = np.arange(len(members))
+    place = places[layout.owner]
+    order = np.argsort(place, kind="stable")
+    kept = order[(place[order] >= 0) & (layout.targets[order] > 0)]
+    return kept, place[kept]
+
+
+def _shares(batch: Batch, members: Int64s, aggregation: AggregationConfig) -> dict[str, NDArray[np.float64]]:
+    """Compute the weight of one token of each member, in each of the losses."""
+    tokens = 0 if isinstance(aggregation, str) else aggregation.tokens
+    trained = batch.trained[members]
+    valued = batch.count(batch.columns["value_mask"] > 0)[members]
+    imitated = batch.count(batch.columns["imitation_mask"] > 0)[members]
+    return {
+        "weight": token_weights(
+            trained, aggregation=aggregation if isinstance(aggregation, str) else "fixed", fixed_tokens=tokens
+        ),
+        "value_weight": token_weights(valued, aggregation="sequence_mean"),
+        "imitation_weight": token_weights(imitated, aggregation="token_mean"),
+    }
+
+
+def _micro_batch(
+    batch: Batch,
+    layout: _Layout,
+    rows: Sequence[Row],
+    branches: Int64s,
+    shares: dict[str, NDArray[np.float64]],
+) -> MicroBatch:
+    """Return the micro-batch of these rows. ``branches`` are those that they hold, in the order of the rows."""
+    if not rows:
+        return dummy([*batch.columns, *shares])
+    length = max([row.token_ids.size for row in rows])
+    token_ids = np.full((len(rows), length), PADDING, dtype=np.int64)
+    for i, row in enumerate(rows):
+        token_ids[i, : row.token_ids.size] = row.token_ids
+    inputs = [(i * length, places) for i, row in enumerate(rows) for places in row.places]
+    targets = layout.targets[branches]
+    place, position = _targets(layout, branches, inputs)
+    return MicroBatch(
+        token_ids=token_ids,
+        position=position,
+        target=batch.token_ids[place].astype(np.int64),
+        temperature=np.repeat(batch.temperature[layout.owner[branches]], targets),
+        sequence=np.repeat(np.arange(len(branches)), targets),
+        columns=_columns(batch, place, {name: np.repeat(share, targets) for name, share in shares.items()}),
+        policy=batch.loss_mask[place],
+        token=np.searchsorted(np.flatnonzero(batch.seen_mask), place),
+        filled=sum([row.token_ids.size for row in rows]),
+        inputs=sum([places.size for _, places in inputs]),
+        held=inputs,
+        begins=layout.starts[branches],
+        origin=layout.origin,
+        **_tree(rows, length),
+    )
+
+
+def _targets(
+    layout: _Layout, branches: Int64s, inputs: Sequence[tuple[int, Int64s]]
+) -> tuple[Int64s, Int64s]:
+    """Return the index in the batch of each target, and that of the input position which predicts it, [N] each.
+
+    Args:
+        inputs: `MicroBatch.held` of the branches.
+    """
+    places, positions = [], []
+    starts = layout.starts
+    for branch, (offset, input_places) in zip(branches, inputs, strict=True):
+        start = starts[branch]
+        targets = np.flatnonzero(layout.target[start : starts[branch + 1]])
+        places.append(start + targets)
+        positions.append(offset + input_places[targets - 1])
+    place = np.concatenate(places)
+    if layout.origin is not None:
+        place = layout.origin[place].astype(np.int64)
+    return place, np.concatenate(positions)
+
+
+def _columns(batch: Batch, place: Int64s, shares: dict[str, NDArray[np.float64]]) -> dict[str, Float32s]:
+    """Return `MicroBatch.columns` of the targets at these places; a share is 0 where a loss leaves a target out."""
+    columns = {name: column[place] for name, column in batch.columns.items()}
+    masks: dict[str, NDArray[Any]] = {
+        "weight": batch.loss_mask[place],
+        "value_weight": columns["value_mask"],
+        "imitation_weight": columns["imitation_mask"],
+    }
+    for name, share in shares.items():
+        columns[name] = (share * masks[name]).astype(np.float32)
+    return columns
+
+
+def _tree(rows: Sequence[Row], length: int) -> dict[str, NDArray[Any]]:
+    """Return `MicroBatch.depth` and `MicroBatch.attends`, if some row is shared."""
+    if sum([len(row.members) for row in rows]) == len(rows):
+        return {}
+    depth = np.zeros((len(rows), length), dtype=np.int64)
+    for i, row in enumerate(rows):
+        depth[i, : row.token_ids.size] = row.depth
+    return {"depth": depth, "attends": tree_attention(rows, length)}
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """Tokens of one optimizer step. All ranks agree whether there is anything to learn from them."""
+
+    pass_index: int
+    """Pass over the batch to which the mini-batch belongs."""
+    micro_batches: list[MicroBatch]
+    """Micro-batches of this rank."""
+    policy: bool
+    """True if some tokens carry policy gradient or are imitated."""
+    values: bool
+    """True if the critic learns from some tokens."""
+
+
+def make_mini_batches(
+    batch: Batch, cut: Callable[[Int64s], list[MicroBatch]], *, passes: int, parts: int, seed: list[int]
+) -> list[MiniBatch]:
+    """Deal the trajectories of a batch to the mini-batches of all passes. Empty ones are left out.
+
+    Args:
+        batch: trajectories.
+        cut: returns this rank's micro-batches of these trajectories.
+        passes: passes over the batch.
+        parts: mini-batches of a pass, at most.
+        seed: seed of the dealing; the number of the pass is added.
+    """
+    valued, imitated = batch.columns["value_mask"] > 0, batch.columns["imitation_mask"] > 0
+    members = [
+        (pass_index, part)
+        for pass_index in range(passes)
+        for part in deal_mini_batches(len(batch.lengths), parts, [*seed, pass_index])
+    ]
+    return [
+        MiniBatch(
+            pass_index,
+            micro_batches,
+            policy=bool((batch.trained + batch.count(imitated))[part].any()),
+            values=bool(batch.count(valued)[part].any()),
+        )
+        for pass_index, part in members
+        if (micro_batches := cut(part))
+    ]

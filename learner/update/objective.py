@@ -1,0 +1,415 @@
+"""The objective, put together from the config: corrections of staleness x surrogate, minus regularisers."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from learner.algorithms import penalties, surrogates
+from learner.algorithms.entropy import gradient_keeping_surrogate, hapo_bounds, hapo_redistribute
+from learner.algorithms.ratios import (
+    importance_ratio,
+    interpolated_proximal,
+    interval_correction,
+    level_ratio,
+    product_ratio,
+    truncated_correction,
+)
+from learner.algorithms.regularisers import entropy_band_penalty, kl_convex, kl_estimate
+from learner.algorithms.surrogates import SurrogateValue, lag_bounds
+from learner.algorithms.tokens import Level
+from learner.settings.algorithm import (
+    AlgorithmConfig,
+    BalancedSurrogate,
+    BoundedSurrogate,
+    Centre,
+    ChunkSurrogate,
+    ClipSurrogate,
+    CorrectionConfig,
+    EntropySurrogate,
+    IntervalCorrection,
+    KlConfig,
+    KlConvex,
+    KlPenalty,
+    LagSurrogate,
+    MiniRlSurrogate,
+    MirrorDescentSurrogate,
+    RatioVarianceSurrogate,
+    RegressionSurrogate,
+    SurrogateConfig,
+    TripletSurrogate,
+    TruncatedCorrection,
+    WeightedSurrogate,
+    WindowSurrogate,
+)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Inputs of the objective that are known before the current policy has seen the tokens.
+
+    All are float32 [N], except where noted, and have no gradient.
+    """
+
+    logp_behaviour: Tensor
+    advantage: Tensor
+    weight: Tensor
+    """Share of each token in the loss."""
+    lag: Tensor
+    """Policy lag, in versions."""
+    sequence: Tensor
+    """Id of each token's trajectory, int64; equal within a trajectory."""
+    turn: Tensor
+    """Id of each token's turn, int64; equal within a turn, different in different trajectories."""
+    logp_proximal: Tensor | None = None
+    """None means that the current policy is the proximal policy (first and only update on a batch)."""
+    median_advantage: Tensor | None = None
+    entropy_signal: Tensor | None = None
+    logp_reference: Tensor | None = None
+    logp_predecessor: Tensor | None = None
+    entropy_multiplier: Tensor | None = None
+    """Factor of the advantage by the token's entropy."""
+    kept: Tensor | None = None
+    """0 where a token is left out of the surrogate because it lowers the entropy most, else 1."""
+    group_ratio: Tensor | None = None
+    """Geometric mean of proximal / behaviour over the rollout group, whose tokens may be on several ranks."""
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """Numbers that are equal for all tokens of an optimizer step, and change from step to step."""
+
+    clip_low: float = 0.8
+    """Lower bound of the ratio itself."""
+    clip_high: float = 1.2
+    """Upper bound of the ratio itself."""
+    dual: float = 0.0
+    entropy_coefficient: float = 0.0
+    base_share: float = 1.0
+    mirror_step: float = 1.0
+    entropy_mean: float = 0.0
+    """Mean entropy of all earlier updates, in nats."""
+    band_coefficient: float = 0.0
+    """Factor of the penalty on entropies outside the band; 0 before there is a mean."""
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """Measurements of each token, [N] each, detached."""
+
+    logp_current: Tensor
+    logp_proximal: Tensor
+    logp_behaviour: Tensor
+    entropy: Tensor
+    loss: Tensor
+    """The token's part of the loss. The parts of all tokens of a mini-batch add up to the loss."""
+    clipped: Tensor
+    truncated: Tensor
+    correction: Tensor
+
+
+@dataclass(frozen=True)
+class View:
+    """Log-probabilities of the tokens under all policies, from which a surrogate forms its ratios."""
+
+    tokens: Tokens
+    adaptive: Adaptive
+    logp_current: Tensor
+    logp_proximal: Tensor
+
+    def ratio(self, centre: Centre, level: Level = "token") -> Tensor:
+        """Return the ratio current / centre, with gradient."""
+        below = self.logp_proximal if centre == "proximal" else self.tokens.logp_behaviour
+        return level_ratio(
+            self.logp_current, below, level=level, sequence=self.tokens.sequence, turn=self.tokens.turn
+        )
+
+
+Correction = Callable[[Tokens, Tensor], tuple[Tensor, Tensor]]
+
+
+def make_corrections(configs: Sequence[CorrectionConfig]) -> Correction:
+    """Make the function of (tokens, logp_proximal) that returns (product of all weights, where any was cut).
+
+    Both results are [N].
+    """
+    parts = [_make_correction(config) for config in configs]
+
+    def correct(tokens: Tokens, logp_proximal: Tensor) -> tuple[Tensor, Tensor]:
+        weight = torch.ones_like(logp_proximal)
+        cut = torch.zeros_like(logp_proximal, dtype=torch.bool)
+        for part in parts:
+            factor, where = part(tokens, logp_proximal)
+            weight, cut = weight * factor, cut | where
+        return weight, cut
+
+    return correct
+
+
+def _make_correction(config: CorrectionConfig) -> Correction:
+    level = config.level
+
+    def ratio(tokens: Tokens, logp_proximal: Tensor) -> Tensor:
+        if level == "group":
+            assert tokens.group_ratio is not None
+            return tokens.group_ratio
+        if level == "product":
+            return product_ratio(logp_proximal, tokens.logp_behaviour, tokens.sequence)
+        return level_ratio(
+            logp_proximal,
+            tokens.logp_behaviour,
+            level=level,
+            sequence=tokens.sequence,
+            turn=tokens.turn,
+        )
+
+    match config:
+        case TruncatedCorrection(ceiling=ceiling):
+            return lambda tokens, logp: truncated_correction(ratio(tokens, logp), ceiling=ceiling)
+        case IntervalCorrection(low=low, high=high, weight=weight):
+            return lambda tokens, logp: interval_correction(
+                ratio(tokens, logp), low=low, high=high, keep_weight=weight
+            )
+        case _:
+            assert_never(config)
+
+
+Surrogate = Callable[[View], SurrogateValue]
+
+
+def make_surrogate(config: SurrogateConfig) -> Surrogate:
+    """Make the function of a `View` that returns (objective, where a bound cut the gradient), [N] each."""
+    match config:
+        case ClipSurrogate():
+            return lambda v: _clipped(v, config)
+        case WeightedSurrogate():
+            return lambda v: _weighted(v, config)
+        case MiniRlSurrogate():
+            return lambda v: _minirl(v, config)
+        case TripletSurrogate():
+            return lambda v: _triplet(v, config)
+        case ChunkSurrogate():
+            return lambda v: surrogates.chunk_surrogate(
+                v.logp_current, v.ratio("proximal", "turn"), v.tokens.advantage
+            )
+        case BalancedSurrogate():
+            return lambda v: _balanced(v, config)
+        case EntropySurrogate():
+            return lambda v: _entropy_clip(v, config)
+        case LagSurrogate():
+            return lambda v: _lag_clip(v, config)
+        case WindowSurrogate(epsilon=epsilon, centre_ceiling=ceiling):
+            return lambda v: _window_clip(v, epsilon, ceiling or math.inf)
+        case RatioVarianceSurrogate(centre=centre):
+            return lambda v: penalties.ratio_variance_surrogate(
+                v.ratio(centre), v.tokens.advantage, dual=v.adaptive.dual
+            )
+        case BoundedSurrogate():
+            return lambda v: _bounded(v, config)
+        case MirrorDescentSurrogate():
+            return lambda v: penalties.mirror_descent_surrogate(
+                v.ratio("proximal"), v.tokens.advantage, step_size=v.adaptive.mirror_step
+            )
+        case RegressionSurrogate(beta=beta):
+            return lambda v: penalties.regression_surrogate(
+                v.logp_current, v.tokens.logp_behaviour, v.tokens.advantage, v.tokens.turn, beta=beta
+            )
+        case _:
+            assert_never(config)
+
+
+def _clipped(view: View, config: ClipSurrogate) -> SurrogateValue:
+    ratio, advantage = view.ratio(config.centre, config.level), view.tokens.advantage
+    if config.keep_gradient:
+        return gradient_keeping_surrogate(
+            ratio, advantage, low=config.low, high=config.high, ceiling=config.dual or None
+        )
+    return _clip(ratio, advantage, config.low, config.high, config.dual)
+
+
+def _weighted(view: View, config: WeightedSurrogate) -> SurrogateValue:
+    return surrogates.weighted_surrogate(
+        view.logp_current,
+        view.ratio(config.centre),
+        view.tokens.advantage,
+        low=config.low,
+        high=config.high,
+    )
+
+
+def _minirl(view: View, config: MiniRlSurrogate) -> SurrogateValue:
+    return surrogates.minirl_surrogate(
+        view.logp_current,
+        view.ratio("proximal"),
+        view.ratio("behaviour"),
+        view.tokens.advantage,
+        low=config.low,
+        high=config.high,
+        ceiling=config.ceiling,
+    )
+
+
+def _triplet(view: View, config: TripletSurrogate) -> SurrogateValue:
+    return surrogates.triplet_clipped_surrogate(
+        view.ratio("behaviour"),
+        view.tokens.advantage,
+        negative_low=config.negative_low,
+        negative_high=config.negative_high,
+        positive_high=config.positive_high,
+    )
+
+
+def _balanced(view: View, config: BalancedSurrogate) -> SurrogateValue:
+    low, high = 1 - view.adaptive.clip_low, view.adaptive.clip_high - 1
+    return _clip(view.ratio(config.centre), view.tokens.advantage, low, high, config.dual)
+
+
+def _lag_clip(view: View, config: LagSurrogate) -> SurrogateValue:
+    low, high = lag_bounds(view.tokens.lag, low=config.low, high=config.high, contraction=config.contraction)
+    return _clip(view.ratio("proximal"), view.tokens.advantage, low, high, config.dual)
+
+
+def _clip(
+    ratio: Tensor, advantage: Tensor, low: float | Tensor, high: float | Tensor, dual: float
+) -> SurrogateValue:
+    return surrogates.dual_clipped_surrogate(
+        ratio, advantage, low=low, high=high, ceiling=dual if dual else None
+    )
+
+
+def _window_clip(view: View, epsilon: float, ceiling: float) -> SurrogateValue:
+    """Clip to a window around the ratio proximal / behaviour, and limit the weight of tokens to the ceiling.
+
+    The ceiling does not move the window. Where the centre is above the ceiling, the objective is multiplied
+    by ceiling / centre, so that the token's weight is the ceiling.
+    """
+    centre = importance_ratio(view.logp_proximal, view.tokens.logp_behaviour)
+    value, clipped = surrogates.window_clipped_surrogate(
+        view.ratio("behaviour"), centre, view.tokens.advantage, epsilon=epsilon
+    )
+    return SurrogateValue(value * (ceiling / centre).clamp(max=1.0), clipped)
+
+
+def _entropy_clip(view: View, config: EntropySurrogate) -> SurrogateValue:
+    signal = view.tokens.entropy_signal
+    assert signal is not None
+    ratio, advantage = view.ratio("proximal"), view.tokens.advantage
+    low, high = hapo_bounds(signal, low=config.low, high=config.high)
+    if config.redistribute:
+        advantage = hapo_redistribute(advantage, ratio.detach(), signal, low=config.low, high=config.high)
+    return _clip(ratio, advantage, low, high, config.dual)
+
+
+def _bounded(view: View, config: BoundedSurrogate) -> SurrogateValue:
+    median_advantage = view.tokens.median_advantage
+    assert median_advantage is not None
+    target = penalties.bounded_target(
+        median_advantage, low=config.low, high=config.high, temperature=config.temperature
+    )
+    return penalties.bounded_surrogate(view.ratio(config.centre), target, view.tokens.advantage.abs())
+
+
+Objective = Callable[[Tokens, Adaptive, Tensor, Tensor], tuple[Tensor, Diagnostics]]
+Kl = Callable[[View], Tensor]
+
+
+def make_objective(config: AlgorithmConfig) -> Objective:
+    """Make the objective, a function that returns (loss, diagnostics).
+
+    Its arguments are (tokens, adaptive, logp_current [N] with gradient, entropy [N]).
+
+    Example:
+        >>> import torch
+        >>> lp, row = torch.tensor([-1.0, -2.0], requires_grad=True), torch.zeros(2, dtype=torch.int64)
+        >>> tokens = Tokens(lp.detach(), advantage=torch.tensor([1.0, -1.0]), weight=torch.tensor([0.5, 0.5]),
+        ...     lag=torch.zeros(2), sequence=row, turn=row)
+        >>> loss, _ = make_objective(AlgorithmConfig())(tokens, Adaptive(), lp, torch.zeros(2))
+        >>> loss.backward(); lp.grad
+        tensor([-0.5000,  0.5000])
+    """
+    correct = make_corrections(config.corrections)
+    surrogate = make_surrogate(config.surrogate)
+    kl = make_kl(config.kl) if config.kl else None
+
+    def objective(
+        tokens: Tokens, adaptive: Adaptive, logp_current: Tensor, entropy: Tensor
+    ) -> tuple[Tensor, Diagnostics]:
+        if tokens.entropy_multiplier is not None:
+            tokens = replace(tokens, advantage=tokens.advantage * tokens.entropy_multiplier)
+        view = View(tokens, adaptive, logp_current, proximal_logp(config, tokens, logp_current))
+        correction, truncated = correct(tokens, view.logp_proximal)
+        value, clipped = surrogate(view)
+        if tokens.kept is not None:
+            value, clipped = value * tokens.kept, clipped | (tokens.kept == 0)
+        per_token = -correction * value
+        if adaptive.entropy_coefficient:
+            per_token = per_token - adaptive.entropy_coefficient * entropy
+        if config.entropy.band is not None and adaptive.band_coefficient:
+            low, high = config.entropy.band.low, config.entropy.band.high
+            outside = entropy_band_penalty(entropy, mean=adaptive.entropy_mean, low=low, high=high)
+            per_token = per_token + adaptive.band_coefficient * outside
+        if kl is not None:
+            per_token = per_token + kl(view)
+        parts = tokens.weight * per_token
+        return parts.sum(), Diagnostics(
+            logp_current=logp_current.detach(),
+            logp_proximal=view.logp_proximal,
+            logp_behaviour=tokens.logp_behaviour,
+            entropy=entropy.detach(),
+            loss=parts.detach(),
+            clipped=clipped,
+            truncated=truncated,
+            correction=correction,
+        )
+
+    return objective
+
+
+def proximal_logp(config: AlgorithmConfig, tokens: Tokens, logp_current: Tensor) -> Tensor:
+    """Return the log-probabilities [N] under the proximal policy, without gradient."""
+    match config.proximal:
+        case "behaviour":
+            return tokens.logp_behaviour
+        case "interpolated":
+            # After the first step on a batch, the current policy is no longer a centre for fresh tokens.
+            several = config.updates_per_batch * config.passes > 1
+            return interpolated_proximal(
+                tokens.logp_behaviour, logp_current, tokens.lag, fresh="behaviour" if several else "current"
+            )
+        case "recomputed":
+            return logp_current.detach() if tokens.logp_proximal is None else tokens.logp_proximal
+        case _:
+            assert_never(config.proximal)
+
+
+def make_kl(config: KlConfig) -> Kl:
+    """Make the function of a `View` that returns the penalty [N], its coefficient included."""
+    match config:
+        case KlPenalty(coefficient=coefficient, to=to, estimator=estimator):
+
+            def penalty(view: View) -> Tensor:
+                other = view.logp_proximal if to == "proximal" else view.tokens.logp_reference
+                assert other is not None
+                return coefficient * kl_estimate(view.logp_current, other, estimator=estimator)
+
+            return penalty
+        case KlConvex(coefficient=coefficient, estimator=estimator):
+
+            def convex(view: View) -> Tensor:
+                base, predecessor = view.tokens.logp_reference, view.tokens.logp_predecessor
+                assert base is not None
+                assert predecessor is not None
+                return coefficient * kl_convex(
+                    view.logp_current,
+                    base,
+                    predecessor,
+                    base_share=view.adaptive.base_share,
+                    estimator=estimator,
+                )
+
+            return convex
+        case _:
+            assert_never(config)
