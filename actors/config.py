@@ -96,7 +96,7 @@ class GeneratorConfig(Section):
     """OpenMP threads of the engine (CPU only). "auto": an equal part of the host's cores for each process that
     computes, 1 for models below 20 million parameters, and 1 by hand."""
 
-    # `launch.hardware` decides each "auto" from the GPUs. Where nobody has, the engine runs as on a CPU.
+    # `launch.preflight.hardware` decides each "auto" from the GPUs. Where nobody has, the engine runs as on a CPU.
 
     @property
     def dtype_used(self) -> Literal["float32", "bfloat16", "float16"]:
@@ -105,7 +105,7 @@ class GeneratorConfig(Section):
 
     @property
     def threads_used(self) -> int:
-        """OpenMP threads of the engine; an "auto" that `launch.hardware` has not resolved is 1."""
+        """OpenMP threads of the engine; an "auto" that `launch.preflight.hardware` has not resolved is 1."""
         return 1 if self.threads == "auto" else self.threads
 
     @property

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import save_results
-from launch.run_file.shipped import located
+from launch.run_file.load import located
 from launch.supervise.summary import read_metrics
 
 ROOT = Path(__file__).parents[1]

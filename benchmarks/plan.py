@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.report import save_results
 from launch.plan.command import COMPARED
-from launch.plan.model import WARM_UP_STEPS, setting_of, simulate
-from launch.plan.rates_file import load_rates
+from launch.plan.rates import load_rates
+from launch.plan.simulation import WARM_UP_STEPS, setting_of, simulate
 from launch.run_file.load import load
 from launch.supervise.summary import generator_idle_share, read_metrics
 

@@ -8,7 +8,7 @@ BrokerError
 ├── TryLater       something exists, but cannot be read now
 └── StateBroken    an event could not be applied; the process must restart from its journal
 
-``final`` marks an error that a restart of the process would only repeat, see `launch.exit_codes`.
+``final`` marks an error that a restart of the process would only repeat, see `launch.errors`.
 """
 
 from typing import ClassVar

@@ -9,7 +9,7 @@ EnvError
 ├── RemoteFailed      an environment failed an episode on its server
 └── ScorerFailed      the scorer process did not answer, could not be started, or refused a request
 
-``final`` means that a new start of the process would only repeat the error; see `launch.exit_codes`.
+``final`` means that a new start of the process would only repeat the error; see `launch.errors`.
 """
 
 from typing import ClassVar

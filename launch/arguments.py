@@ -1,14 +1,130 @@
-"""The arguments of the command `offbeat`: every verb, its help, and the groups in which it is shown."""
+"""The arguments of the command `offbeat`: every verb, its help, and the groups in which it is shown.
+
+The arguments of the verbs stand here and not beside their code, so that the command line starts without slow libraries.
+"""
 
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from launch.commands.envs_arguments import add_envs
-from launch.commands.journal_arguments import add_journal
 from launch.commands.keys import add_keys
-from launch.plan.arguments import add_plan
+
+PLAN_TEXT = (
+    "predict throughput, policy lag and idle shares for numbers of generators and actors, from measured rates, on a "
+    "virtual clock; see docs/run/capacity.md"
+)
+
+
+def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the arguments of `offbeat plan`."""
+    plan = commands.add_parser("plan", help=PLAN_TEXT.partition(", from")[0], description=PLAN_TEXT)
+    plan.add_argument("run_file", type=Path)
+    plan.add_argument("overrides", nargs="*", metavar="section.field=value", help="of the run file")
+    _add_plan_rates(plan)
+    plan.add_argument("--generators", nargs="+", type=int, metavar="N", help="default: generator.count")
+    plan.add_argument("--actors", nargs="+", type=int, metavar="N", help="default: actor.count")
+    plan.add_argument(
+        "--episodes", nargs="+", type=int, metavar="N", help="per actor; default: actor.concurrent_episodes"
+    )
+    plan.add_argument("--steps", type=int, default=60, help="learner steps to simulate; default: 60")
+    plan.add_argument(
+        "--own-cores",
+        action="store_true",
+        help="every process has cores, or a GPU, of its own: none slows another down",
+    )
+    plan.add_argument(
+        "--join-every",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="generators and actors join one after the other, so far apart",
+    )
+    plan.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_plan_rates(plan: argparse.ArgumentParser) -> None:
+    """Add the arguments that say from where the rates come."""
+    plan.add_argument(
+        "--calibrate",
+        type=float,
+        metavar="SECONDS",
+        help="first run the real system for so long, and write its rates; 30 is a good start",
+    )
+    plan.add_argument(
+        "--rates",
+        type=Path,
+        metavar="FILE",
+        help="rates to read, or to write with --calibrate; default: NAME-rates.toml in the folder of run folders",
+    )
+    plan.add_argument(
+        "--rate",
+        action="append",
+        default=[],
+        metavar="section.field=value",
+        help="in place of the file's, for example learner.seconds_per_token=1e-5; may be given several times",
+    )
+
+
+LISTEN = "127.0.0.1:5760"
+
+
+def add_envs(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", run_file: str, overrides: str
+) -> None:
+    """Add the arguments of `offbeat envs`.
+
+    Args:
+        run_file, overrides: help of these arguments.
+    """
+    text = 'serve the environment of a run file over HTTP, for run files with env.name = "remote"'
+    command = commands.add_parser("envs", help=text, description=text)
+    command.add_argument("run_file", type=Path, help=run_file)
+    command.add_argument("overrides", nargs="*", metavar="section.field=value", help=overrides)
+    command.add_argument(
+        "--listen",
+        default=LISTEN,
+        metavar="HOST:PORT",
+        help=f"default: {LISTEN}; port 0 takes a free one; other hosts than loopback need --keys",
+    )
+    command.add_argument("--keys", type=Path, metavar="FOLDER", help="keys folder with certificate and token")
+
+
+JOURNAL_KINDS = ("snapshot", "event", "segment", "dead")
+EXPORT_FORMATS = ("jsonl", "safetensors")
+JOURNAL_TEXT = "look into the journal of a run: its files, records, damage; take trajectories out of it"
+
+
+def add_journal(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the arguments of `offbeat journal`."""
+    actions = commands.add_parser("journal", help=JOURNAL_TEXT, description=JOURNAL_TEXT).add_subparsers(
+        dest="action", required=True, metavar="ACTION"
+    )
+    texts = {
+        "ls": "list the files: bytes, records by kind, first and last record, whether it is needed",
+        "show": "print records, one per line, oldest first",
+        "verify": "check every byte; exit code 1 if something is damaged or missing",
+        "export": "write trajectories to a file",
+        "accept-loss": "let the broker start again although something is damaged or missing, and go on without it",
+    }
+    parsers = {name: actions.add_parser(name, help=text, description=text) for name, text in texts.items()}
+    for parser in parsers.values():
+        parser.add_argument("run", type=Path, help="run folder")
+    show, take = parsers["show"], parsers["export"]
+    show.add_argument("--trajectory", help="only what concerns this one, its task or its group, by id")
+    show.add_argument("--kind", choices=JOURNAL_KINDS, help="only these records")
+    show.add_argument("--limit", type=int, help="only the newest so many of them")
+    show.add_argument(
+        "--dead", action="store_true", help="messages that could not be accepted, with their frames"
+    )
+    take.add_argument(
+        "--trajectory", action="append", help="only this one, by id; may be given several times"
+    )
+    take.add_argument(
+        "--format", choices=EXPORT_FORMATS, default=EXPORT_FORMATS[0], help=f"default: {EXPORT_FORMATS[0]}"
+    )
+    take.add_argument("--out", type=Path, required=True, help="file to write; whole or not at all")
+
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """What the commands are added to."""
@@ -48,7 +164,7 @@ COMMANDS = {
     "model": "make, download or convert the model of a run file, unless it is cached",
 }
 BY_HAND = ("broker", "learner", "generator", "actor", "weights", "judge")
-"""Commands that become a role. Their exit code says whether another start could help, see `launch.exit_codes`."""
+"""Commands that become a role. Their exit code says whether another start could help, see `launch.errors`."""
 RUN_FILE = "TOML file, or a name that `offbeat recipes` lists, for example spell_backward"
 OVERRIDES = "settings in place of the file's, for example learner.steps=20"
 NO_RUN_FILE = ("recipes", "status", "samples", "journal", "keys", "retrain")

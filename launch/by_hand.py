@@ -1,11 +1,18 @@
-"""Runs a role in a terminal: this process becomes the role, with the environment of a supervised role."""
+"""Runs a role in a terminal: this process becomes the role, with the environment of a supervised role.
+
+``python -m launch.by_hand RUN_FOLDER ARGUMENTS_OF_TORCHRUN`` is the entry point of the learner's ranks on one host.
+torchrun ends with code 1 whatever its ranks ended with, and a rank that loses its connection does not know why. This
+program is torchrun, and ends with the code of the error that ended the learner on any of its hosts.
+"""
 
 import os
+import sys
+from pathlib import Path
 
-from launch import exit_codes, run_folder
+from launch import errors, run_folder
 from launch.errors import ConfigError
-from launch.preflight.decided import decided_by_hand
-from launch.processes.role_command import gpu_lock, ranks_of, role_command, role_environment
+from launch.preflight.hardware import decided_by_hand
+from launch.processes import command_of_role, gpu_lock, ranks_of, role_environment
 from launch.run_file.sections import RunConfig
 from learner.run_files import METRICS
 
@@ -36,7 +43,7 @@ def run_by_hand(
     config = decided_by_hand(role, config)
     folder = run_folder.of_first_host(config) if node else run_folder.join(config)
     if not node:
-        exit_codes.clear_note(folder, name or role)
+        errors.clear_note(folder, name or role)
     if role == "learner" and not (resume or node) and (folder / METRICS).exists():
         raise ConfigError(f"{folder} holds a run already; go on with --resume, or choose another run.name")
     saved = f"config-{name or role}{f'-node-{node}' if node else ''}.json"
@@ -53,10 +60,33 @@ def run_by_hand(
         run_folder.check_step(folder, from_step)
         arguments += ["--from", str(from_step)]
     ranks = ranks_of(config.learner, node) if role == "learner" else None
-    command = role_command(role, folder, *arguments, ranks=ranks)
+    command = command_of_role(role, folder, *arguments, ranks=ranks)
     if "torch.distributed.run" in command:
-        command[1:3] = ["-m", "launch.ranks", str(folder)]
+        command[1:3] = ["-m", "launch.by_hand", str(folder)]
     env = role_environment(threads, local_model=config.local_models)
     if role in ("learner", "generator") and config.generator.sleep_in_updates is True:
         env |= gpu_lock(folder)
     os.execvpe(command[0], command, {**os.environ, **env})
+
+
+ROLE = "learner"
+"""Name under which all ranks leave their notes."""
+
+
+def main() -> None:
+    """Run torchrun. Exit with `exit_codes.FINAL` if the learner ended with an error that another start would repeat."""
+    from torch.distributed.run import main as torchrun
+
+    folder = Path(sys.argv[1])
+    try:
+        torchrun(sys.argv[2:])
+    except Exception:
+        # The first host removes an earlier note before its ranks start, so this one is of the present learner.
+        if errors.read_note(folder, ROLE) != errors.FINAL:
+            raise
+        sys.stderr.write(f"{ROLE}: it ended for good: {errors.read_reason(folder, ROLE)}\n")
+        sys.exit(errors.FINAL)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launch.arguments import BY_HAND, NO_RUN_FILE, parser
-from launch.errors import LaunchError
-from launch.exit_codes import exit_code
+from launch.errors import LaunchError, exit_code
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
 
@@ -172,8 +171,8 @@ def show_check(args: argparse.Namespace, config: RunConfig) -> None:
 
 def train_here(args: argparse.Namespace, config: RunConfig) -> None:
     """Try what a run file names, then train with all roles on this host."""
+    from launch.supervise.panel import Panel
     from launch.supervise.supervisor import train
-    from launch.supervise.terminal.panel import Panel
 
     tried = examined(config)
     with Panel() as panel:
@@ -195,7 +194,7 @@ def examined(config: RunConfig) -> "Examined":
         ConfigError: the model, the environment, the run folder or the disk cannot be used.
     """
     from launch.preflight.examine import examine
-    from launch.run_file.method_effect import notes
+    from launch.run_file.method_rules import notes
 
     with said_if_slow(
         "checking the model and the environment; a model that is not here yet is downloaded first"

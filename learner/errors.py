@@ -23,7 +23,7 @@ LearnerError
 
 Stopped                 the run was asked to end; not an error
 
-``final`` means that a restart of the process would only repeat the error, see `launch.exit_codes`.
+``final`` means that a restart of the process would only repeat the error, see `launch.errors`.
 """
 
 from typing import ClassVar

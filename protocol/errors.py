@@ -12,7 +12,7 @@ GpuUnusable           a process was given GPUs that its libraries cannot compute
 WeightsError          weights that must not be loaded
 └── NameTaken         a different user has the name of a file or folder in shared memory (final)
 
-``final`` means that the error would only come again if the process were restarted, see `launch.exit_codes`.
+``final`` means that the error would only come again if the process were restarted, see `launch.errors`.
 """
 
 from typing import ClassVar

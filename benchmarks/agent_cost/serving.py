@@ -17,7 +17,7 @@ from actors.config import GeneratorConfig
 from actors.generator.vllm_engine.engine import engine_arguments
 from benchmarks.agent_process import AgentProcess
 from benchmarks.generation.meter import Meter, Outcome, children
-from launch.processes.ports import free_port
+from launch.processes import free_port
 
 START_S = 180.0
 POLL_S = 0.2

@@ -12,7 +12,7 @@ from benchmarks.broker.load import AGES, Load, run_actors, run_learner
 from benchmarks.broker.others import consume, forward, produce, redis_consume, redis_produce, redis_server
 from broker.config import BrokerConfig
 from broker.service import serve
-from launch.processes.ports import free_port, free_ports
+from launch.processes import free_port, free_ports
 from protocol.security.key_files import make
 
 _spawn = multiprocessing.get_context("spawn")

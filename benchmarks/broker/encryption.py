@@ -19,7 +19,7 @@ import zmq
 
 from broker.config import BrokerConfig
 from broker.service import serve
-from launch.processes.ports import free_port
+from launch.processes import free_port
 from protocol.codec import encode
 from protocol.messages.peers import Heartbeat, Hello
 from protocol.security import key_files

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.every_way.cases import SHORT, Case
-from launch.processes.kernel import families
+from launch.processes import families
 
 ROOT = Path(__file__).parents[2]
 LOOK_S = 1.0

@@ -40,7 +40,7 @@ from benchmarks.faults.system import START_S, Deadlock, System
 from benchmarks.faults.table import failures, lines_of, load, merged, read_lines, table
 from benchmarks.faults.wire import Wire
 from benchmarks.report import save_results
-from launch.processes.ports import free_ports
+from launch.processes import free_ports
 
 
 def schedule(kinds: list[str], count: int, seed: int) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import NoAnswer
-from launch.processes.kernel import families
+from launch.processes import families
 from launch.supervise.broker_status import fetch
 
 SETTINGS = Path(__file__).with_name("faults.toml")

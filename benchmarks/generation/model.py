@@ -33,7 +33,7 @@ def make_model(size: str, folder: Path) -> int:
     """
     from safetensors import safe_open
 
-    from launch.tokenizer import make_tokenizer, save_tokenizer
+    from launch.model import make_tokenizer, save_tokenizer
     from learner.warmstart import make_tiny_model
 
     save_tokenizer(make_tokenizer(list(LETTERS)), folder, max_length=1024)

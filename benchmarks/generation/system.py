@@ -17,7 +17,7 @@ from actors.config import ActorConfig, GeneratorConfig
 from benchmarks.generation.meter import Meter, Outcome, Work, children
 from broker.config import BrokerConfig
 from envs.registry import EnvConfig
-from launch.processes.ports import free_port
+from launch.processes import free_port
 from protocol.codec import decode_delivery
 from protocol.messages.episodes import Commit, Deliver, DeliveryCredit, PutTasks, Sampling, Task
 from protocol.messages.peers import Hello

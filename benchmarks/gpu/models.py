@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.envs.random_prompt import LETTERS
-from launch.tokenizer import make_tokenizer, save_tokenizer
+from launch.model import make_tokenizer, save_tokenizer
 from learner.trajectory import Trajectory
 from protocol.messages.episodes import Reward, Turn
 

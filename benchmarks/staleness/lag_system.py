@@ -19,8 +19,7 @@ from typing import TypeVar
 from benchmarks.report import measured
 from benchmarks.staleness.lag_parts import CountingExchange, SampledCurriculum, lag_is_exact
 from launch import run_folder
-from launch.processes.child import Child, spawn, stop
-from launch.processes.role_command import role_command
+from launch.processes import Child, command_of_role, spawn, stop
 from launch.run_file.sections import RunConfig
 from launch.supervise.health import BROKER
 from launch.supervise.posts import environment, posts
@@ -98,7 +97,7 @@ def running(config: RunConfig) -> Iterator[System]:
         for post in posts(config):
             if post.name not in (BROKER, "generator-0", "actor-0"):
                 continue
-            command = role_command(post.name.partition("-")[0], folder, *post.arguments)
+            command = command_of_role(post.name.partition("-")[0], folder, *post.arguments)
             log = folder / "logs" / f"{post.name}.log"
             children.append(spawn(post.name, command, log=log, env=environment(config, post.threads)))
             if post.name == BROKER:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import pyplot
-from launch.supervise.learning_curve import apart
+from launch.supervise.summary import apart
 
 
 def cells(results: Sequence[dict[str, Any]], recipe: str, lag: int) -> dict[int, float]:

@@ -13,16 +13,14 @@ from launch.commands.retrain import configuration
 from launch.errors import ConfigError, RoleFailed
 from launch.model import prepare
 from launch.preflight.examine import examine
-from launch.resuming import saved_settings
 from launch.run_file.load import load
 from launch.run_file.sections import ModelSection, RunConfig
+from launch.run_folder import saved_settings
 from launch.supervise import shared_memory
 from launch.supervise.crew import Crew
-from launch.supervise.interrupt import Interrupt
-from launch.supervise.model_process import prepare_model
-from launch.supervise.supervisor import end, supervise
-from launch.supervise.terminal.end_table import unanswered_text
-from launch.supervise.terminal.panel import Panel
+from launch.supervise.panel import Panel
+from launch.supervise.summary import unanswered_text
+from launch.supervise.supervisor import Interrupt, end, prepare_model, supervise
 from learner.checkpoint_files import standing
 from learner.errors import CheckpointError
 from learner.run_files import CHECKPOINTS, RESULT

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from launch.commands.find_run import newest
+from launch.commands.status import newest_run
 from launch.errors import ConfigError
 from learner.samples import SAMPLES_FILE, Sample, encode_line, escaped, facts, read_samples
 
@@ -28,7 +28,7 @@ def show(
     Raises:
         ConfigError: there is no such run, or it has no such samples.
     """
-    folder = Path(target) if target else newest(Path("runs"))
+    folder = Path(target) if target else newest_run(Path("runs"))
     if not folder.is_dir():
         raise ConfigError(f"{target!r} is not a run folder; write for example runs/NAME")
     samples = list(read_samples(folder))

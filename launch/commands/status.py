@@ -1,24 +1,266 @@
-"""`offbeat status`: shows the processes, their progress, and who waits for whom.
+"""`offbeat status`: finds a run, shows its processes and their progress, who waits for whom, or how it ended.
 
 If the broker does not answer, it shows what the run folder records.
 """
 
+import fcntl
 import json
 import signal
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.commands.ended import ended_page, seconds_since_end, summary_of
-from launch.commands.find_run import CONFIGS, find, supervised_now
-from launch.commands.status_page import alive, page
-from launch.errors import NoAnswer
+from launch.errors import ConfigError, NoAnswer
 from launch.logs import plain
-from launch.processes.child import tail
+from launch.processes import tail
+from launch.run_file.sections import RunConfig
+from launch.run_folder import CONFIG, http_keys, keys_folder, load_config, megabytes
 from launch.supervise.broker_status import fetch
+from launch.supervise.crew import read_state
 from launch.supervise.health import BROKER
-from launch.supervise.state_file import read_state
+from launch.supervise.progress import episodes_lines
+from launch.supervise.summary import summary_rows
+
+CONFIGS = (CONFIG, f"config-{BROKER}.json")
+"""Configuration files that `offbeat train` and a broker started by hand write to the run folder."""
+
+
+def find_run(target: str) -> tuple[Path | None, str, Path | None]:
+    """Return run folder, address and keys folder of a target: a folder, a URL, host:port, or "" (newest run).
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    if target.startswith(("http://", "https://")):
+        return None, target.removesuffix("/").removesuffix("/status"), None
+    folder = Path(target) if target else newest_run(Path("runs"))
+    if not folder.is_dir():
+        host, _, port = target.rpartition(":")
+        if host and port.isdecimal():
+            return None, target, None
+        raise ConfigError(
+            f"{target!r} is neither a run folder nor an address; write for example runs/NAME, or 127.0.0.1:5756"
+        )
+    config = config_of(folder)
+    return folder, config.broker.http, http_keys(config, keys_folder(config, folder))
+
+
+def newest_run(runs: Path) -> Path:
+    """Return the run folder that was started last.
+
+    Raises:
+        ConfigError: there is no run folder.
+    """
+    found = [path for path in runs.glob("*") if any((path / name).exists() for name in CONFIGS)]
+    if not found:
+        raise ConfigError(
+            f"there is no run in {runs.resolve()}; name its folder, or the address of its broker"
+        )
+    return max(
+        found, key=lambda path: max(p.stat().st_mtime for name in CONFIGS if (p := path / name).exists())
+    )
+
+
+def config_of(folder: Path) -> RunConfig:
+    """Return the settings with which a run was last started.
+
+    Raises:
+        ConfigError: the folder is not a run folder.
+    """
+    known = [path for name in CONFIGS if (path := folder / name).exists()]
+    if not known:
+        raise ConfigError(f"{folder} is not a run folder: it holds neither {' nor '.join(CONFIGS)}")
+    return load_config(max(known, key=lambda path: path.stat().st_mtime))
+
+
+def supervised_now(folder: Path) -> bool:
+    """Return whether a supervisor (`offbeat train`) holds this run folder."""
+    try:
+        with open(folder / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def page(status: Mapping[str, Any], supervised: Mapping[str, Any], verbose: bool = False) -> str:
+    """Return the whole page.
+
+    Args:
+        supervised: content of ``supervisor.json``, for restarts; may be empty.
+        verbose: show all numbers of the queues and the journal.
+    """
+    lines = [
+        f"run {status['run']}: policy version {status['policy_version']}, learner's epoch {status['epoch']}",
+        "",
+        *table(status["peers"], supervised),
+        "",
+        "waits",
+        *(f"  {line}" for line in status["waits"] or ["nobody waits"]),
+        "",
+        "queues   " + (all_of(status["queues"]) if verbose else queues_line(status["queues"])),
+        *episodes_lines(status.get("episodes", {})),
+        "ledger   " + ledger_line(status["ledger"]),
+        "journal  "
+        + (all_of(status.get("journal", {})) if verbose else journal_line(status.get("journal", {}))),
+    ]
+    return "\n".join(lines)
+
+
+def table(peers: Sequence[Mapping[str, Any]], supervised: Mapping[str, Any]) -> list[str]:
+    """Return the table of processes: first the ones that have joined, then the ones that should have."""
+    known = supervised.get("processes", {})
+    rows = [("process", "state", "progress", "version", "silent", "still", "restarts", "where")]
+    for peer in peers:
+        busy = "works" if peer["busy"] else "waits"
+        version = str(peer["policy_version"]) if "policy_version" in peer else "-"
+        restarts = str(known.get(peer["name"], {}).get("restarts", "-"))
+        still = f"{peer['stalled_s']:.1f} s" if peer["busy"] else "-"
+        where = f"{peer['host']} pid {peer['pid']}"
+        silent = f"{peer['silent_s']:.1f} s"
+        rows.append((peer["name"], busy, f"{peer['progress']:,.0f}", version, silent, still, restarts, where))
+    joined = {peer["name"] for peer in peers}
+    for name, process in known.items():
+        if name not in joined and name != BROKER:
+            state = "joining" if alive(process["pid"]) else "down"
+            rows.append((name, state, "-", "-", "-", "-", str(process["restarts"]), f"pid {process['pid']}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def all_of(section: Mapping[str, Any]) -> str:
+    """Return all numbers of a section by name.
+
+    Example:
+        >>> all_of({"tasks_queued": 1200, "blocked": ""})
+        "tasks_queued 1,200, blocked ''"
+    """
+    return ", ".join(
+        f"{name} {value:,}" if type(value) in (int, float) else f"{name} {value!r}"
+        for name, value in section.items()
+    )
+
+
+def queues_line(queues: Mapping[str, int]) -> str:
+    """Return what the queues hold now, without those that are empty.
+
+    Example:
+        >>> queues_line({"tasks_queued": 0, "tasks_leased": 24, "segments_held": 40, "bytes_held": 1843})
+        '24 tasks with actors, 40 segments held (1.8 kB)'
+        >>> queues_line({})
+        'empty'
+    """
+    words = {
+        "tasks_queued": "tasks queued",
+        "tasks_leased": "tasks with actors",
+        "units_ready": "units ready",
+        "units_leased": "units with the learner",
+        "segments_held": "segments held",
+    }
+    parts = [f"{queues[name]:,} {text}" for name, text in words.items() if queues.get(name)]
+    if queues.get("segments_held"):
+        parts[-1] += f" ({megabytes(queues.get('bytes_held', 0))})"
+    if "room_segments" in queues and not queues["room_segments"]:
+        parts.append("no room for more segments")
+    return ", ".join(parts) or "empty"
+
+
+def journal_line(journal: Mapping[str, Any]) -> str:
+    """Return the journal's size, and what is unusual about it.
+
+    Example:
+        >>> journal_line({"kind": "files", "bytes": 18824, "blocked": "", "why_low": "", "dead_letters": 0})
+        '18.8 kB in files'
+        >>> journal_line({"kind": "files", "bytes": 18824, "blocked": "disk full", "dead_letters": 2})
+        '18.8 kB in files, blocked: disk full, 2 dead letters'
+    """
+    if "bytes" not in journal:
+        return str(journal.get("kind", "none"))
+    parts = [f"{megabytes(journal['bytes'])} in files"]
+    parts += [
+        f"{name}: {journal[key]}"
+        for key, name in (("blocked", "blocked"), ("why_low", "low"))
+        if journal.get(key)
+    ]
+    parts += [
+        f"{journal[key]:,} {text}"
+        for key, text in (("messages_waiting", "messages wait for it"), ("dead_letters", "dead letters"))
+        if journal.get(key)
+    ]
+    return ", ".join(parts)
+
+
+def ledger_line(ledger: Mapping[str, Any]) -> str:
+    """Return the line with the tokens by outcome."""
+    parts = [f"{ledger['stored']['tokens']:,} tokens stored", f"{ledger['held_tokens']:,} held"]
+    parts += [f"{tally['tokens']:,} {name}" for name, tally in ledger["outcomes"].items() if tally["tokens"]]
+    if ledger.get("violation"):
+        parts.append(f"VIOLATED: {ledger['violation']}")
+    return ", ".join(parts)
+
+
+def alive(pid: int) -> bool:
+    """Return whether this process exists on this host and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return False
+
+
+SUMMARY = "summary.json"
+
+
+def summary_of(folder: Path, begun: Sequence[Path]) -> dict[str, Any] | None:
+    """Return the summary of a run that has ended; None if there is none, or if the run was begun again since.
+
+    Args:
+        begun: files that are written when the run begins, where they exist.
+    """
+    path = folder / SUMMARY
+    try:
+        written = path.stat().st_mtime
+        if any(file.stat().st_mtime > written for file in begun if file.exists()):
+            return None
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def ended_page(summary: Mapping[str, Any], seconds: float) -> str:
+    """Return the page of an ended run.
+
+    Args:
+        seconds: time since its end.
+    """
+    rows = [("model", str(summary["model"])), *summary_rows(dict(summary))]
+    width = max(len(name) for name, _ in rows)
+    head = f"run {summary['run']} ended {ago(seconds)}: {summary['ended_by']}"
+    return "\n".join([head, *(f"  {name.ljust(width)}  {value}" for name, value in rows)])
+
+
+def seconds_since_end(folder: Path) -> float:
+    """Return the time since the summary was written, in seconds."""
+    return max(0.0, time.time() - (folder / SUMMARY).stat().st_mtime)
+
+
+def ago(seconds: float) -> str:
+    """Return a time in the past in words.
+
+    Example:
+        >>> ago(4.0), ago(200.0), ago(7300.0), ago(3 * 86_400.0)
+        ('just now', '3 min ago', '2 h ago', '3 days ago')
+    """
+    for unit_s, unit in ((2 * 86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= unit_s:
+            return f"{seconds // (86_400 if unit == 'days' else unit_s):.0f} {unit} ago"
+    return "just now"
+
 
 WATCH_S = 1.0
 TIMEOUT_S = 3.0
@@ -38,7 +280,7 @@ def show(target: str, *, watch: bool, as_json: bool, keys: Path | None = None, v
     Raises:
         ConfigError: ``target`` is neither a run folder nor an address.
     """
-    folder, http, own = find(target)
+    folder, http, own = find_run(target)
     keys = keys or own
     # A shell starts background jobs of a script with SIGINT ignored, but SIGINT must end --watch there, too.
     if watch:

@@ -13,25 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from launch import run_folder
-from launch.commands.journal_export import export
+from launch.commands.journal import export
 from launch.errors import LaunchError, NoAnswer, TooSlow
-from launch.plan.model import WARM_UP_STEPS, setting_of
-from launch.plan.probe import Probe, probe
+from launch.plan.observations import Observations, Probe, probe, read, turn_lengths
 from launch.plan.rates import MeasuredRates
-from launch.plan.reading import Observations, read, turn_lengths
-from launch.processes.child import stop
-from launch.run_file.keys_folder import http_keys, prepare_keys
+from launch.plan.simulation import WARM_UP_STEPS, setting_of
+from launch.processes import stop
 from launch.run_file.sections import RunConfig
+from launch.run_folder import http_keys, prepare_keys
 from launch.supervise import shared_memory
 from launch.supervise.broker_status import Poller, fetch
 from launch.supervise.crew import Crew
 from launch.supervise.health import BROKER
-from launch.supervise.interrupt import Interrupt
-from launch.supervise.model_process import prepare_model
+from launch.supervise.panel import Panel
 from launch.supervise.posts import LEARNER
 from launch.supervise.summary import read_metrics
-from launch.supervise.supervisor import await_broker
-from launch.supervise.terminal.panel import Panel
+from launch.supervise.supervisor import Interrupt, await_broker, prepare_model
 from protocol.messages.peers import GeneratorInfo
 
 LOOK_S = 0.5

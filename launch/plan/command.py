@@ -13,13 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import ConfigError
-from launch.plan.last_run import last_run, rates_data, steps_of
-from launch.plan.model import Prediction, setting_of, simulate
+from launch.plan.observations import last_run, rates_data, steps_of
 from launch.plan.parts import Setting
-from launch.plan.rates import SETTING, Measured, MeasuredRates
-from launch.plan.rates_file import check_overrides, format_rates, load_rates, rates_from
-from launch.resuming import saved_settings
+from launch.plan.rates import (
+    SETTING,
+    Measured,
+    MeasuredRates,
+    check_overrides,
+    format_rates,
+    load_rates,
+    rates_from,
+)
+from launch.plan.simulation import Prediction, setting_of, simulate
 from launch.run_file.sections import RunConfig
+from launch.run_folder import saved_settings
 from learner.run_files import METRICS
 
 COMPARED = {
@@ -90,7 +97,7 @@ def calibrate_to(path: Path, seconds: float, config: RunConfig) -> None:
     """
     from launch.plan.calibration import calibrate
     from launch.preflight.examine import examine
-    from launch.supervise.terminal.panel import Panel
+    from launch.supervise.panel import Panel
 
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Settings to plan, and the parts of `launch.plan.simulation`: generators, episodes and units. Pure.
+"""Parts of a simulated run: its clock, generators, actors, episodes, units, and the ledger of tokens. Pure.
 
 A generator is modelled as a fluid: with n sequences under way, each gets a token every ``step_seconds(n)``.
 So one count of steps serves all sequences, and a turn ends when the count has grown by the turn's tokens.
@@ -7,11 +7,99 @@ Reading prompts and loading weights stop the count for a while (``debt``).
 
 import bisect
 import heapq
+import itertools
 import random
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from launch.plan.rates import EpisodeRates, GeneratorRates, MeasuredRates
+
+
+class VirtualClock:
+    """Lets planned events happen in order of their times, and those of one time in the order they were planned.
+
+    Example:
+        >>> clock, happened = VirtualClock(), []
+        >>> clock.schedule(2.0, lambda: happened.append(clock.now))
+        >>> clock.schedule(1.0, lambda: happened.append(clock.now))
+        >>> clock.last, clock.step(), clock.step(), clock.step(), happened
+        (2.0, True, True, False, [1.0, 2.0])
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def schedule(self, when: float, happen: Callable[[], None]) -> None:
+        """Plan an event; one in the past happens now."""
+        heapq.heappush(self._events, (max(when, self.now), next(self._order), happen))
+
+    def step(self) -> bool:
+        """Go on to the next event. Return whether there was one."""
+        if not self._events:
+            return False
+        self.now, _, happen = heapq.heappop(self._events)
+        happen()
+        return True
+
+    @property
+    def last(self) -> float:
+        """Time of the last planned event."""
+        return max(when for when, _, _ in self._events)
+
+
+class SimulatedWork:
+    """One work after the other on cores that may be shared, so that its end is planned again and again.
+
+    Example:
+        >>> work = SimulatedWork()
+        >>> work.begin(4.0, lambda: None, now=0.0)
+        >>> work.next_end(now=0.0, slow=1.0), work.stamp
+        (4.0, 1)
+        >>> work.progress(now=1.0, slow=1.0)
+        >>> work.next_end(now=1.0, slow=2.0), work.end(stamp=1) is None, work.end(stamp=2) is None
+        (7.0, True, False)
+    """
+
+    def __init__(self) -> None:
+        self._left_s, self._at = 0.0, 0.0
+        self._then: Callable[[], None] | None = None
+        self.stamp = 0
+        """Number of the newest plan. An end that was planned before does not count."""
+
+    @property
+    def active(self) -> bool:
+        return self._then is not None
+
+    def begin(self, seconds: float, then: Callable[[], None], now: float) -> None:
+        """Begin a work.
+
+        Args:
+            seconds: its length if alone on its cores.
+            then: function to call at its end.
+        """
+        self._left_s, self._then, self._at = seconds, then, now
+
+    def progress(self, now: float, slow: float) -> None:
+        """Take off what was done since the last call, at this slowdown."""
+        if self.active:
+            self._left_s = max(0.0, self._left_s - (now - self._at) / slow)
+            self._at = now
+
+    def next_end(self, now: float, slow: float) -> float | None:
+        """Return when the work will end at this slowdown, under a new stamp; None without one."""
+        self.stamp += 1
+        return now + self._left_s * slow if self.active else None
+
+    def end(self, stamp: int) -> Callable[[], None] | None:
+        """End the work. Return what follows; None if this end was planned again meanwhile."""
+        if stamp != self.stamp:
+            return None
+        then, self._then = self._then, None
+        return then
+
 
 EPSILON = 1e-9
 
@@ -267,3 +355,89 @@ class SimulatedGenerator:
         if seconds is None:
             seconds = self._steps[sequences] = self._rates.step_seconds(sequences)
         return seconds
+
+
+class SimulatedActors:
+    """Room of each actor for episodes, and its requests at each generator.
+
+    Args:
+        episodes: episodes that each actor runs at a time.
+    """
+
+    def __init__(self, episodes: int) -> None:
+        self._episodes = episodes
+        self._free: dict[int, int] = {}
+        """Free episodes of each actor that has room. The first actor gets the next task."""
+        self._streams: dict[int, list[int]] = {}
+
+    @property
+    def room(self) -> bool:
+        """Whether an actor can take another task."""
+        return bool(self._free)
+
+    def join(self, actor: int, generators: int) -> None:
+        """Add an actor that knows so many generators."""
+        self._free[actor] = self._episodes
+        self._streams[actor] = [0] * generators
+
+    def add_generator(self) -> None:
+        """Make one more generator known to all actors."""
+        for streams in self._streams.values():
+            streams.append(0)
+
+    def take(self, episode: SimulatedEpisode) -> None:
+        """Give an episode to the actor whose turn it is."""
+        actor = next(iter(self._free))
+        room = self._free.pop(actor) - 1
+        if room:
+            self._free[actor] = room
+        episode.actor = actor
+
+    def ask(self, episode: SimulatedEpisode) -> int:
+        """Return the generator of an episode's next turn; at first the one its actor has fewest requests at."""
+        streams = self._streams[episode.actor]
+        if episode.generator < 0:
+            episode.generator = streams.index(min(streams))
+        streams[episode.generator] += 1
+        return episode.generator
+
+    def answered(self, episode: SimulatedEpisode) -> None:
+        """Take note that a turn has ended."""
+        self._streams[episode.actor][episode.generator] -= 1
+
+    def finish(self, episode: SimulatedEpisode) -> None:
+        """Make room where an episode has ended."""
+        self._free[episode.actor] = self._free.get(episode.actor, 0) + 1
+
+
+@dataclass
+class SimulatedLedger:
+    """Action tokens by outcome, steps, and the learner's idle time."""
+
+    trained: Counter[int] = field(default_factory=Counter)
+    """Trained tokens by policy lag."""
+    masked: int = 0
+    stale: int = 0
+    filtered: int = 0
+    steps: int = 0
+    idle_s: float = 0.0
+    """Seconds that the learner waited for a batch."""
+
+    def train(self, batch: Iterable[SimulatedUnit], version: int, oldest: int) -> int:
+        """Count the tokens of a batch by outcome. Return how many are trained.
+
+        Args:
+            version: the learner's policy version.
+            oldest: version below which tokens are masked.
+        """
+        trained = 0
+        for episode in (e for group in batch for e in group.episodes):
+            for sampled, count in episode.spans:
+                if not episode.trained:
+                    self.filtered += count
+                elif sampled < oldest:
+                    self.masked += count
+                else:
+                    self.trained[version - sampled] += count
+                    trained += count
+        return trained

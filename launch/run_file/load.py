@@ -1,23 +1,248 @@
-"""Reads a run file: merges it over the files it extends, applies overrides, checks types and rules."""
+"""Reads a run file: merges it over the files and the method it extends, applies overrides, checks types and rules."""
 
 import difflib
+import json
+import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+import recipes
 from actors.config import GeneratorConfig
 from envs.errors import EnvError
 from envs.registry import beside
 from launch.errors import ConfigError
-from launch.run_file.described import fitted
-from launch.run_file.method import method_file, method_settings, of_method_file, without_method
 from launch.run_file.rules import contradictions
 from launch.run_file.sections import RunConfig
-from launch.run_file.shipped import located
+
+RECIPES_FOLDER = Path(recipes.__path__[0])
+METHODS_FOLDER = RECIPES_FOLDER / "methods"
+
+
+def run_files(folder: Path = RECIPES_FOLDER) -> dict[str, Path]:
+    """Return the run files of a folder and of the folders in it, by name, sorted.
+
+    Example:
+        >>> run_files()["bapo"].relative_to(RECIPES_FOLDER).as_posix()
+        'methods/bapo.toml'
+    """
+    return {path.stem: path for path in sorted(folder.rglob("*.toml"), key=lambda path: path.stem)}
+
+
+def located(name: Path) -> Path:
+    """Return the file of this name, or the shipped run file that is meant, or ``name`` if there is neither.
+
+    A shipped run file is named without folder and ending, or as a file of recipes/, where all of them were once.
+
+    Example:
+        >>> located(Path("bapo")) == located(Path("recipes/bapo.toml")) == RECIPES_FOLDER / "methods" / "bapo.toml"
+        True
+        >>> located(Path("other/bapo.toml")).as_posix()
+        'other/bapo.toml'
+    """
+    if name.is_file():
+        return name
+    bare = name.parent == Path() and not name.suffix
+    was_there = name.parent.name == RECIPES_FOLDER.name and name.suffix == ".toml"
+    return run_files().get(name.stem, name) if bare or was_there else name
+
+
+METHOD_SETTINGS = {
+    "algorithm": "the objective, whole",
+    "train_on": "what a batch is made of",
+    "replay": "trajectories that are trained again",
+    "family": "groups that ask for further groups",
+    "reward": "how rewards become the values that are compared",
+    "filter_uniform_groups": "whether groups that train nothing are left out, or counted",
+    "group_size": "how many answers to one task the advantage needs",
+    "max_policy_lag": "the staleness up to which the method was seen to keep its reward",
+}
+"""Settings of `[learner]` that belong to a method, each with what it is.
+
+The rule: a setting belongs to the method if a job with other lengths, another model and another environment would
+need it, too. Lengths, sizes, steps, the optimizer and the numbers of roles belong to the job.
+"""
+REPLACED = ("algorithm", "train_on", "replay", "family")
+"""Settings that a method replaces as a whole, so that no half of a former method is left."""
+DEMO = "demo"
+"""Table of a method file with the settings of the job that shows the method."""
+
+
+def of_method_file(path: Path, content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a file's content into its settings and those of its demo.
+
+    A method file has the table `[recipe]`, and is named after its method. Other files have no demo.
+
+    Example:
+        >>> of_method_file(Path("bapo.toml"), {"recipe": {}, "learner": {"replay": {}}, "demo": {"actor": {}}})
+        ({'method': 'bapo', 'recipe': {}, 'learner': {'replay': {}}}, {'actor': {}})
+        >>> of_method_file(Path("job.toml"), {"learner": {"steps": 9}})
+        ({'learner': {'steps': 9}}, {})
+    """
+    if "recipe" not in content:
+        return dict(content), {}
+    settings = {name: value for name, value in content.items() if name != DEMO}
+    return {"method": path.stem, **settings}, dict(content.get(DEMO, {}))
+
+
+def method_file(name: Any, source: Path) -> Path:
+    """Return the file of a method: a shipped one by its name, or a file relative to ``source``.
+
+    Args:
+        name: value of `method` in the run file.
+        source: run file that names the method.
+
+    Raises:
+        ConfigError: there is no such method; the text names the nearest one.
+    """
+    if not isinstance(name, str):
+        raise ConfigError(f"{source}: method is {name!r}; write the name of one method, as a string")
+    methods = run_files(METHODS_FOLDER)
+    if name in methods:
+        return methods[name]
+    file = source.parent / name
+    if file.suffix == ".toml" and file.is_file():
+        return file
+    if name in run_files():
+        cure = f'it is a job, not a method; write extends = "{name}"'
+    elif near := difflib.get_close_matches(name, methods, n=1):
+        cure = f"did you mean {near[0]!r}?"
+    else:
+        cure = f"there are: {', '.join(methods)}"
+    raise ConfigError(f"{source}: method {name!r} is unknown; {cure}")
+
+
+def method_settings(path: Path, content: Mapping[str, Any], source: Path) -> dict[str, Any]:
+    """Return the settings that a method file brings into a job.
+
+    Args:
+        path: file of the method.
+        content: the file's own content.
+        source: run file that names the method.
+
+    Raises:
+        ConfigError: the file sets something that belongs to a job; `extends` takes such a file.
+    """
+    learner = content.get("learner", {})
+    foreign = [name for name in content if name not in ("extends", "recipe", "learner", DEMO)]
+    if isinstance(learner, Mapping):
+        foreign += [f"learner.{name}" for name in learner if name not in METHOD_SETTINGS]
+    if foreign or not isinstance(learner, Mapping):
+        raise ConfigError(
+            f"{source}: method {path.stem!r} ({path}) sets {', '.join(foreign) or 'learner'}, which belongs to a job; "
+            f"a method sets only learner.{', learner.'.join(METHOD_SETTINGS)}. Move the rest to [{DEMO}], or write "
+            f'extends = "{path.stem}" to take the whole job'
+        )
+    recipe = {name: content[name] for name in ("recipe",) if name in content}
+    return {"method": path.stem, **recipe, "learner": dict(learner)}
+
+
+def without_method(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without the method that they have, as far as the next one replaces it.
+
+    Example:
+        >>> without_method({"method": "ppo", "learner": {"steps": 9, "train_on": "trajectories"}, "env": {}})
+        {'learner': {'steps': 9}, 'env': {}}
+        >>> without_method({"learner": {"reward": {"weights": {"short": 0.5}, "group": {"kind": "win_rate"}}}})
+        {'learner': {'reward': {'weights': {'short': 0.5}}}}
+    """
+    kept = {name: value for name, value in settings.items() if name not in ("method", "recipe")}
+    learner = kept.get("learner")
+    if isinstance(learner, Mapping):
+        kept["learner"] = {name: value for name, value in learner.items() if name not in REPLACED}
+        if isinstance(reward := learner.get("reward"), Mapping):
+            # Weights are of the environment's rewards, so they are the job's; the rest is the former method's.
+            kept["learner"]["reward"] = {name: value for name, value in reward.items() if name == "weights"}
+    return kept
+
+
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+"""Keys of config.json that may hold the longest sequence of a model."""
+ALREADY_SCALED = ("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""Kinds of rotary embedding whose `factor` does not lengthen the context that config.json states."""
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """Return the content of a model's config.json.
+
+    Raises:
+        ConfigError: there is no config.json, or it is not a JSON object.
+    """
+    path = folder / "config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: {path}: {error}; a model folder has one") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"model.path: {path}: expected an object, found {type(content).__name__}")
+    return content
+
+
+def context_of(content: dict[str, Any]) -> int | None:
+    """Return the longest sequence that the content of a config.json allows, scaling included.
+
+    Example:
+        >>> context_of({"max_position_embeddings": 2048})
+        2048
+        >>> context_of({"n_positions": 1024, "rope_scaling": {"rope_type": "linear", "factor": 4.0}})
+        4096
+        >>> context_of({"text_config": {"max_position_embeddings": 512}}), context_of({})
+        (512, None)
+    """
+    for part in (content.get("text_config"), content):
+        if not isinstance(part, dict):
+            continue
+        stated = [part[key] for key in CONTEXT_KEYS if type(part.get(key)) is int and part[key] > 0]
+        if stated:
+            return int(max(stated) * _stretch(part.get("rope_scaling") or part.get("rope_parameters")))
+    return None
+
+
+def _stretch(rope: Any) -> float:
+    if not isinstance(rope, dict):
+        return 1.0
+    kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")
+    if kind in ALREADY_SCALED or isinstance(factor, bool) or not isinstance(factor, int | float):
+        return 1.0
+    return factor if 0 < factor < math.inf else 1.0
+
+
+def fitted(data: dict[str, Any], longest: int) -> dict[str, Any]:
+    """Return a run file's content with a `generator.max_model_len` that its model allows, if the file leaves it out.
+
+    The model has to be a folder of this host. The model of a hub, or of another host, is held against the setting when
+    the run starts; see `launch.preflight.model_limits`.
+
+    Args:
+        data: content of the run file, not checked yet.
+        longest: `generator.max_model_len` of a model with no smaller limit, in tokens.
+
+    Example:
+        >>> fitted({"model": {"path": "no such folder"}}, 1024)
+        {'model': {'path': 'no such folder'}}
+    """
+    generator, model = data.get("generator", {}), data.get("model", {})
+    path = model.get("path") if isinstance(model, dict) else None
+    # Values of a wrong type are reported by the fields themselves.
+    if (
+        not isinstance(generator, dict)
+        or "max_model_len" in generator
+        or not isinstance(path, str)
+        or not path
+    ):
+        return data
+    try:
+        context = context_of(read_description(Path(path)))
+    except ConfigError:
+        return data
+    if context is None or context >= longest:
+        return data
+    return {**data, "generator": {**generator, "max_model_len": context}}
+
 
 FORM_NAMED_BY = {"env": "name"}
 """Keys that name a table's form in place of `kind`: a different environment has different params."""
@@ -60,7 +285,7 @@ def read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return the content of a run file, merged over its method, and that over the file it extends.
 
     The file it extends may extend a further file, and have a method of its own. Files may be named as shipped
-    recipes, without folder and ending; see `launch.run_file.shipped`.
+    recipes, without folder and ending; see `launch.run_file.load`.
 
     Raises:
         ConfigError: a file cannot be read or is not TOML; files extend each other in a circle; there is no such
@@ -76,7 +301,7 @@ def read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def with_method(settings: dict[str, Any], name: Any, source: Path) -> dict[str, Any]:
-    """Return settings with a method in place of the one they have; see `launch.run_file.method`.
+    """Return settings with a method in place of the one they have; see `launch.run_file.load`.
 
     Raises:
         ConfigError: there is no such method, or its file sets more than a method.

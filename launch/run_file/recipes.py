@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import ConfigError
-from launch.run_file.load import load, read
-from launch.run_file.objectives import compares_members
+from launch.run_file.load import RECIPES_FOLDER, load, read, run_files
+from launch.run_file.method_rules import compares_members
 from launch.run_file.sections import RunConfig
-from launch.run_file.shipped import FOLDER, run_files
 from learner.rewards import needed_marks
 from learner.settings.algorithm import KlConvex, KlPenalty
 from recipes import BOUNDS_NEVER_ACT, ONE_ALGORITHM
@@ -67,7 +66,7 @@ class Recipe:
         return [part for part, needed in parts.items() if needed]
 
 
-def recipes(folder: Path = FOLDER) -> list[Recipe]:
+def recipes(folder: Path = RECIPES_FOLDER) -> list[Recipe]:
     """Return the recipes of a folder, sorted by name.
 
     Raises:
@@ -76,7 +75,7 @@ def recipes(folder: Path = FOLDER) -> list[Recipe]:
     return [_recipe(path) for path in _run_files(folder).values()]
 
 
-def find(name: str, folder: Path = FOLDER) -> Recipe:
+def find(name: str, folder: Path = RECIPES_FOLDER) -> Recipe:
     """Return the recipe of this name.
 
     Raises:

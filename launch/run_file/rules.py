@@ -1,7 +1,6 @@
-"""Combinations in a run file that can never work, each with the cure.
+"""Combinations of sections in a run file that can never work, each with the cure.
 
-`launch.run_file.method_rules` and `launch.run_file.method_effect` have the combinations that concern the training
-method.
+`launch.run_file.method_rules` has the combinations that concern the training method.
 """
 
 from collections.abc import Iterator
@@ -9,14 +8,43 @@ from pathlib import Path
 from typing import Any
 
 from envs.rows.judge import asks_own_judge
-from launch.run_file.generator_rules import routes_untold, sleep_impossible
-from launch.run_file.method_effect import settings_without_effect
-from launch.run_file.method_rules import method_contradictions
+from launch.run_file.method_rules import method_contradictions, settings_without_effect
 from launch.run_file.sections import RunConfig
 from learner.settings.advantages import GaeAdvantage
 from learner.settings.learner import ALL_LINEAR
 from protocol.errors import AddressRefused
 from protocol.security.addresses import split_address, why_not_bound
+
+
+def routes_untold(config: RunConfig) -> Iterator[str]:
+    """Yield why no generator would tell the experts that the learner is to replay."""
+    if config.learner.algorithm.routes != "behaviour":
+        return
+    if config.generator.backend == "http":
+        yield (
+            'learner.algorithm.routes is "behaviour" but generator.backend is "http", which does not tell the experts '
+            'of its tokens; set backend to "vllm", or routes to "proximal"'
+        )
+    elif not config.generator.routes:
+        yield (
+            'learner.algorithm.routes is "behaviour" but generator.routes is false, so no generator would record the '
+            "experts; leave generator.routes out"
+        )
+
+
+def sleep_impossible(config: RunConfig) -> Iterator[str]:
+    """Yield why no engine could sleep while the learner updates, although the run file says so."""
+    if config.generator.sleep_in_updates is not True:
+        return
+    why = ""
+    if config.run.mode != "sync":
+        why = 'run.mode is "async", where generators sample while the learner updates'
+    elif config.generator.backend == "http":
+        why = 'generator.backend is "http", a server that this run does not own'
+    elif config.learner.nodes > 1:
+        why = "learner.nodes is above 1, and the lock on shared GPUs is of one host"
+    if why:
+        yield f"generator.sleep_in_updates is true but {why}; leave it out"
 
 
 def contradictions(config: RunConfig) -> Iterator[str]:
@@ -75,7 +103,7 @@ def _batches(config: RunConfig) -> Iterator[str]:
 
 
 def _adapters(config: RunConfig) -> Iterator[str]:
-    """Yield mistakes in `[learner.lora]`; `launch.preflight.adapters` compares it with the model."""
+    """Yield mistakes in `[learner.lora]`; `launch.preflight.model_limits` compares it with the model."""
     lora = config.learner.lora
     if lora is None or isinstance(lora.targets, str):
         return

@@ -1,20 +1,26 @@
-"""The role processes of one run: starts them, restarts them when they end or hang, and stops them."""
+"""The role processes of one run: starts them, restarts them when they end or hang, records them, and stops them."""
 
+import contextlib
+import json
+import os
 import shutil
+import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from launch import exit_codes
+from launch import errors
 from launch.errors import RoleFailed
 from launch.placement import placement, visible_gpus
-from launch.processes.child import dump_stacks, kill, kill_all, spawn, vitals
-from launch.processes.role_command import role_command
+from launch.processes import command_of_role, dump_stacks, kill, kill_all, spawn, stop, vitals
 from launch.run_file.sections import RunConfig
+from launch.servers import WEIGHTS
 from launch.supervise.broker_status import Answer
-from launch.supervise.health import BROKER, Watchdog, role_of
-from launch.supervise.learner_time import LearnerTime
+from launch.supervise.health import BROKER, LearnerTime, Patience, Watchdog, WeightsHealth, role_of
 from launch.supervise.posts import (
+    ACTOR,
     LEARNER,
     Post,
     environment,
@@ -26,12 +32,104 @@ from launch.supervise.posts import (
     lock_environment,
     posts,
 )
-from launch.supervise.restarts import Patience
-from launch.supervise.state_file import StateFile
-from launch.supervise.stopping import ask_to_end, stop_in_order
-from launch.supervise.weights_health import WeightsHealth
-from launch.weights_role import WEIGHTS
 from learner.run_files import PID_FILE, RESULT, weights_folder
+from protocol.files import write_whole
+
+OTHERS_STOP_S = 30.0
+"""Longest time that a role other than the learner may take to end, without an actor's episodes."""
+FIRST_TO_STOP = (LEARNER, ACTOR, "generator")
+"""Roles in the order in which they stop. All other roles follow, the broker last."""
+
+
+def stop_order(names: Iterable[str]) -> list[str]:
+    """Return the roles of a run's processes in the order in which they stop.
+
+    Example:
+        >>> stop_order(["broker", "learner", "judge", "generator-0", "actor-0"])
+        ['learner', 'actor', 'generator', 'judge', 'broker']
+    """
+    others = dict.fromkeys(role_of(name) for name in names if role_of(name) not in (*FIRST_TO_STOP, BROKER))
+    return [*FIRST_TO_STOP, *others, BROKER]
+
+
+def stop_in_order(
+    posts: Sequence[Post], *, learner_s: float, drain_s: float, note: Callable[[str], None]
+) -> list[str]:
+    """Stop all roles, the learner first and the broker last.
+
+    Args:
+        learner_s: longest time that the learner may take.
+        drain_s: time in which an actor lets its episodes end first.
+        note: function that shows a sentence to the user.
+
+    Returns:
+        The names of those that had to be killed.
+    """
+    stubborn: list[str] = []
+    for role in stop_order(post.name for post in posts):
+        children = [post.child for post in posts if role_of(post.name) == role and post.child is not None]
+        others_s = OTHERS_STOP_S + (drain_s if role == ACTOR else 0.0)
+        patience_s = learner_s if role == LEARNER else others_s
+        stubborn += stop(children, patience_s=patience_s, late=partial(_note_late, note, patience_s))
+    return stubborn
+
+
+def _note_late(note: Callable[[str], None], patience_s: float, names: Sequence[str]) -> None:
+    note(f"waiting up to {patience_s:g} s for {', '.join(names)} to end; a second Ctrl-C kills all at once")
+
+
+def ask_to_end(learner: Post, folder: Path) -> None:
+    """Send SIGTERM to the learner's rank 0; torchrun would kill the ranks and report a failure."""
+    if not learner.running or learner.child is None:
+        return
+    path = folder / PID_FILE
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(path.read_text()) if path.exists() else learner.child.process.pid, signal.SIGTERM)
+
+
+STATE_FILE = "supervisor.json"
+
+
+class StateFile:
+    """Writes the record to the run folder, and remembers if it could not.
+
+    Args:
+        http: address at which the broker answers.
+        note: function that shows a sentence to the user.
+    """
+
+    def __init__(self, folder: Path, http: str, note: Callable[[str], None]) -> None:
+        self._path, self._http, self._note = folder / STATE_FILE, http, note
+        self.unsaved = False
+        """True if the newest record could not be written."""
+
+    def save(self, posts: Iterable[Post]) -> None:
+        """Write the processes of all posts. If the disk is full, say so once, and leave the former record."""
+        state: dict[str, Any] = {"pid": os.getpid(), "http": self._http, "processes": {}}
+        for post in posts:
+            state["processes"][post.name] = {
+                "pid": post.child.process.pid if post.child else 0,
+                "log": str(post.child.log) if post.child else "",
+                "restarts": post.backoff.total,
+                "last_reason": post.backoff.reasons[-1] if post.backoff.reasons else "",
+            }
+        try:
+            write_whole(self._path, json.dumps(state, indent=1), durable=False)
+        except OSError as error:
+            if not self.unsaved:
+                self._note(f"{self._path}: {error}; `offbeat status` may name processes that are gone")
+            self.unsaved = True
+        else:
+            self.unsaved = False
+
+
+def read_state(folder: Path | None) -> dict[str, Any]:
+    """Return the supervisor's record of its processes; empty without a run folder, or a supervisor."""
+    try:
+        return dict(json.loads((folder / STATE_FILE).read_text())) if folder else {}
+    except (OSError, ValueError):
+        return {}
+
 
 START_RETRY_S = 2.0
 MAX_REASONS = 50
@@ -118,7 +216,7 @@ class Crew:
         learner = self._post(LEARNER)
         if learner.running or learner.child is None:
             return False
-        return learner.child.process.returncode == exit_codes.DONE or (self._folder / RESULT).exists()
+        return learner.child.process.returncode == errors.DONE or (self._folder / RESULT).exists()
 
     def revive(self, now: float) -> None:
         """Restart processes that have ended, each after its delay.
@@ -262,8 +360,8 @@ class Crew:
             self.learner_time.started()
             arguments += ["--resume"] if self._resume or again else []
             arguments += ["--minutes", f"{self.learner_time.minutes_left(time.monotonic()):.3f}"]
-        exit_codes.clear_note(self._folder, post.name)
-        command = role_command(role, self._folder, *arguments, ranks=post.ranks)
+        errors.clear_note(self._folder, post.name)
+        command = command_of_role(role, self._folder, *arguments, ranks=post.ranks)
         env = environment(self._config, post.threads) | gpu_environment(post, self._placement, self._gpus)
         env |= lock_environment(post, self._placement, self._config, self._folder)
         post.due, post.why = None, ""

@@ -1,4 +1,4 @@
-"""Finds processes that hang: alive, but silent, stopped, or busy without progress. Pure.
+"""Decides what hangs, what is silent, what may start again, and how long the learner of a run may take. Pure.
 
 Callers pass the time and all findings.
 
@@ -8,8 +8,11 @@ process that computes gets more time, because the machine may be slow, or a libr
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from launch.servers import WEIGHTS
+from launch.supervise.broker_status import Answer
 
 GAP_S = 4.0
 """Gap between two looks, or two answers of the broker, after which all silence is counted anew."""
@@ -213,3 +216,158 @@ def role_of(name: str) -> str:
         ('generator', 'broker')
     """
     return name.rsplit("-", 1)[0] if name[-1:].isdigit() else name
+
+
+class Silence(NamedTuple):
+    """What is to be done about a weights server that does not answer."""
+
+    note: str = ""
+    """Sentence for the user, once for each silence; "" if there is nothing to say."""
+    hung: str = ""
+    """Reason to kill the server; "" if it may go on."""
+
+
+class WeightsHealth:
+    """Judges the weights server by its answers.
+
+    Args:
+        named_s: seconds of silence after which it is named.
+        killed_s: seconds of silence after which it hangs.
+
+    Example:
+        >>> health = WeightsHealth(named_s=5.0, killed_s=20.0)
+        >>> health.look(Answer(10.0, None, "refused"), started=8.0)
+        Silence(note='', hung='')
+        >>> health.look(Answer(29.0, None, "refused"), started=8.0).hung
+        'it has not answered for 21 s'
+        >>> health.look(Answer(30.0, {}), started=8.0), health.look(Answer(34.0, None), started=8.0)
+        (Silence(note='', hung=''), Silence(note='', hung=''))
+    """
+
+    def __init__(self, named_s: float, killed_s: float) -> None:
+        self._named_s, self._killed_s = named_s, killed_s
+        self._answered, self._named = float("-inf"), False
+
+    def look(self, answer: Answer, started: float) -> Silence:
+        """Return what is to be done after an answer, or after none.
+
+        Args:
+            started: monotonic time at which the server's process was started.
+        """
+        if answer.status is not None:
+            self._answered, self._named = answer.at, False
+            return Silence()
+        silent_s = answer.at - max(self._answered, started)
+        note = hung = ""
+        if silent_s > self._named_s and not self._named:
+            self._named = True
+            note = (
+                f"{WEIGHTS} has not answered for {silent_s:.0f} s: generators on other hosts get no versions from it "
+                f"({answer.why})"
+            )
+        if silent_s > self._killed_s:
+            hung = f"it has not answered for {silent_s:.0f} s"
+        return Silence(note, hung)
+
+
+FIRST_DELAY_S = 1.0
+LONGEST_DELAY_S = 30.0
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Limits of a row of restarts.
+
+    Args:
+        max_restarts: restarts in a row.
+        settled_s: a process that has lived this long begins a new row.
+    """
+
+    max_restarts: int = 5
+    settled_s: float = 60.0
+
+
+@dataclass
+class RestartBackoff:
+    """The restarts of one role process.
+
+    The first restart of a row comes at once, the second after `FIRST_DELAY_S`, and each further one after
+    twice the previous delay, at most `LONGEST_DELAY_S`.
+
+    Example:
+        >>> row, patience = RestartBackoff(), Patience(max_restarts=3, settled_s=60.0)
+        >>> [row.ended("killed", lived_s=2.0, now=now, patience=patience) for now in (10.0, 20.0, 30.0, 40.0)]
+        [10.0, 21.0, 32.0, None]
+        >>> RestartBackoff(in_row=3).ended("killed", lived_s=61.0, now=9.0, patience=patience)
+        9.0
+    """
+
+    in_row: int = 0
+    total: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def ended(self, why: str, *, lived_s: float, now: float, patience: Patience) -> float | None:
+        """Record that the process has ended, and why.
+
+        Return when to start it again, or None if it must not.
+        """
+        if lived_s >= patience.settled_s:
+            self.in_row = 0
+        if self.in_row >= patience.max_restarts:
+            return None
+        delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** (self.in_row - 1)) if self.in_row else 0.0
+        self.in_row += 1
+        self.total += 1
+        self.reasons.append(why)
+        return now + delay
+
+
+LEARNER_STOP_S = 60.0
+LEARNER_EXIT_S = 60.0
+SHORTEST_MINUTES = 0.01
+"""Least time limit, in minutes, of a learner that is started when the run's time is over."""
+
+
+class LearnerTime:
+    """The times of one run's learner, over all its starts.
+
+    Args:
+        max_minutes: time limit of the run.
+
+    Example:
+        >>> learner = LearnerTime(max_minutes=10.0)
+        >>> learner.minutes_left(100.0), learner.minutes_left(160.0), learner.minutes_left(9e9)
+        (10.0, 9.0, 0.01)
+        >>> learner.exits_late(200.0), learner.exits_late(250.0), learner.exits_late(261.0)
+        (False, False, True)
+    """
+
+    def __init__(self, max_minutes: float) -> None:
+        self._max_minutes = max_minutes
+        self._began: float | None = None
+        self._result_seen: float | None = None
+        self.exit_s = LEARNER_EXIT_S
+        """Longest time between the learner's result and the end of its process."""
+        self.stop_s = LEARNER_STOP_S
+        """Longest time that the learner may take to end: longer if it has written a large checkpoint."""
+
+    def started(self) -> None:
+        """Forget the result of an earlier start."""
+        self._result_seen = None
+
+    def minutes_left(self, now: float) -> float:
+        """Return the rest of the run's time limit: a restarted learner does not get all of it again."""
+        if self._began is None:
+            self._began = now
+        return max(SHORTEST_MINUTES, self._max_minutes - (now - self._began) / 60)
+
+    def heard(self, peer: Mapping[str, Any]) -> None:
+        """Take the learner's entry in the broker's answer, with the patience that it asks for."""
+        self.stop_s = max(self.stop_s, LEARNER_STOP_S + peer.get("patience_s", 0.0))
+
+    def exits_late(self, now: float) -> bool:
+        """Return whether the learner's result, which is there, was first seen more than ``exit_s`` ago."""
+        if self._result_seen is None:
+            self._result_seen = now
+            return False
+        return now - self._result_seen > self.exit_s

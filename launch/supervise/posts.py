@@ -1,23 +1,111 @@
-"""The posts of a run: which processes there are, how each is started, and how one ended."""
+"""The posts of a run: which processes there are, how each is started, how one ended, and whether memory ran short."""
 
 import os
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from launch import exit_codes
+from launch import errors
 from launch.errors import RoleFailed
-from launch.judge_role import JUDGE
 from launch.placement import Placement
-from launch.processes.child import Child, with_tail
-from launch.processes.kernel import oom_kills, usable_cores
-from launch.processes.role_command import RENDEZVOUS_S, Ranks, gpu_lock, ranks_of, role_environment
+from launch.processes import (
+    RENDEZVOUS_S,
+    Child,
+    Ranks,
+    gpu_lock,
+    oom_kills,
+    ranks_of,
+    role_environment,
+    usable_cores,
+    with_tail,
+)
 from launch.run_file.sections import RunConfig
-from launch.supervise.health import BROKER, STALL_MARGIN_S, Limits, role_of
-from launch.supervise.memory_errors import LINES, too_little_memory
-from launch.supervise.restarts import RestartBackoff
-from launch.weights_role import WEIGHTS
+from launch.servers import JUDGE, WEIGHTS
+from launch.supervise.health import BROKER, STALL_MARGIN_S, Limits, RestartBackoff, role_of
+
+LOG_LINES = 60
+"""Last lines of an engine's log that are looked at. A traceback of the engine and that of its parent fit."""
+OWN_ERRORS = ("OutOfMemoryError:", "MemoryError:", "RuntimeError:", "OSError:", "AcceleratorError:")
+"""Types of errors, before their text, in the reason of a learner that had too little memory. Other errors may repeat
+what the code of a user said."""
+
+
+class Shortage(NamedTuple):
+    """A shortage of memory: the pattern of its line in the log, the roles that have it, and the cure."""
+
+    pattern: re.Pattern[str]
+    roles: tuple[str, ...]
+    cure: str
+
+
+_ENGINES = ("generator", "judge")
+_OUT = re.compile(
+    r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory|bad_alloc|MemoryError"
+)
+SHORTAGES = (
+    Shortage(
+        re.compile(r"Free memory on device .* less than desired GPU memory utilization"),
+        _ENGINES,
+        "other processes hold memory of this GPU: lower generator.gpu_memory_utilization, or give the engine a GPU of "
+        "its own (docs/run/gpus.md)",
+    ),
+    Shortage(
+        re.compile(r"No available memory for the cache blocks|KV cache is needed, which is larger than"),
+        _ENGINES,
+        "raise generator.gpu_memory_utilization (on a CPU generator.kv_cache_mb), or lower generator.max_model_len",
+    ),
+    Shortage(
+        re.compile(r"No space left on device.*/dev/shm"),
+        ("learner",),
+        "shared memory is full, which holds learner.keep_versions versions and one more: make it larger (in a "
+        "container with --shm-size), lower learner.keep_versions, or set learner.publish_dtype to bfloat16",
+    ),
+    Shortage(
+        re.compile(
+            r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory|bad_alloc|MemoryError"
+        ),
+        ("learner",),
+        "lower learner.micro_batch_tokens, set learner.gradient_checkpointing, or use more ranks (learner.processes) "
+        "with learner.zero_stage = 3; learner.offload moves the optimizer to the host's memory",
+    ),
+    Shortage(
+        re.compile(
+            r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory|bad_alloc|MemoryError"
+        ),
+        _ENGINES,
+        "lower generator.max_num_seqs or generator.gpu_memory_utilization (on a CPU generator.kv_cache_mb), or raise "
+        "generator.tensor_parallel_size",
+    ),
+)
+
+
+def too_little_memory(role: str, reason: str, log: str) -> str:
+    """Return the line that tells of too little memory, with the cure; "" if there is none.
+
+    Args:
+        role: role of the process.
+        reason: reason that the process left, see `launch.errors`; "" if it left none.
+        log: last lines of its log, those of an earlier process of this name left out.
+
+    Example:
+        >>> too_little_memory("learner", "OutOfMemoryError: CUDA out of memory.", "")[:46]
+        'too little memory (OutOfMemoryError: CUDA out '
+        >>> too_little_memory("learner", "all episodes fail: MemoryError", "MemoryError")
+        ''
+    """
+    lines = log.splitlines()[-LOG_LINES:]
+    if role == "learner" and reason:
+        lines = [reason] if reason.startswith(OWN_ERRORS) else []
+    for shortage in SHORTAGES:
+        if role in shortage.roles:
+            for line in reversed(lines):
+                if shortage.pattern.search(line):
+                    return f"too little memory ({line.strip()[:300]}); {shortage.cure}"
+    return ""
+
 
 LEARNER = "learner"
 ACTOR = "actor"
@@ -118,7 +206,7 @@ def lock_environment(post: Post, placed: Placement, config: RunConfig, folder: P
     """Return the environment by which a process finds the lock on shared GPUs; empty if it needs none.
 
     Args:
-        config: with "auto" decided, see `launch.hardware`.
+        config: with "auto" decided, see `launch.preflight.hardware`.
         folder: run folder.
     """
     asleep = placed.sleepers(config)
@@ -137,7 +225,7 @@ def how_it_ended(post: Post, folder: Path) -> str:
         starved = code == -signal.SIGKILL and oom_kills() > post.child.oom_kills
         why = ", most likely by the kernel, because the host ran out of memory" if starved else ""
         return f"{post.name} was ended by {signal.strsignal(-code)} (signal {-code}){why}"
-    reason = short_of_memory(post, folder) or exit_codes.read_reason(folder, post.name)
+    reason = short_of_memory(post, folder) or errors.read_reason(folder, post.name)
     return f"{post.name} ended with code {code}{f': {reason}' if reason else ''}"
 
 
@@ -145,7 +233,7 @@ def failure(post: Post, folder: Path) -> RoleFailed:
     """Return the error that says how a process ended: in its own words, or with the end of its log."""
     assert post.child is not None
     how = how_it_ended(post, folder)
-    if not post.why and exit_codes.read_reason(folder, post.name):
+    if not post.why and errors.read_reason(folder, post.name):
         return RoleFailed(f"{how} (log: {post.child.log})")
     return RoleFailed(with_tail(how, post.child.log))
 
@@ -156,14 +244,12 @@ def final(post: Post, folder: Path) -> bool:
     if post.why:
         return False
     code = post.child.process.returncode
-    return exit_codes.FINAL in (code, exit_codes.read_note(folder, post.name)) or bool(
-        short_of_memory(post, folder)
-    )
+    return errors.FINAL in (code, errors.read_note(folder, post.name)) or bool(short_of_memory(post, folder))
 
 
 def short_of_memory(post: Post, folder: Path) -> str:
     """Return in words that a process had too little memory, and the cure; "" if its log does not say so."""
     if post.child is None or not post.child.process.returncode:
         return ""
-    reason = exit_codes.read_reason(folder, post.name)
-    return too_little_memory(role_of(post.name), reason, post.child.own_tail(LINES))
+    reason = errors.read_reason(folder, post.name)
+    return too_little_memory(role_of(post.name), reason, post.child.own_tail(LOG_LINES))

@@ -3,29 +3,182 @@
 import contextlib
 import json
 import logging
+import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 
 from launch import run_folder
-from launch.errors import NothingTrained
-from launch.exit_codes import FINAL, leave_note, read_note
-from launch.resuming import nothing_left, what_changed
-from launch.run_file.keys_folder import http_keys, prepare_keys
+from launch.errors import FINAL, NothingTrained, RoleFailed, leave_note, read_note
+from launch.processes import command_of_role, role_environment, spawn, stop, tail
 from launch.run_file.sections import RunConfig
+from launch.run_folder import http_keys, nothing_left, prepare_keys, what_changed
 from launch.supervise import shared_memory
 from launch.supervise.broker_status import Poller, fetch_weights_server
 from launch.supervise.crew import Crew
-from launch.supervise.health import BROKER
-from launch.supervise.interrupt import Interrupt
-from launch.supervise.model_process import prepare_model
+from launch.supervise.health import BROKER, PEERS, role_of
+from launch.supervise.panel import Panel
 from launch.supervise.posts import BROKER_START_S, LEARNER
-from launch.supervise.starting import Starting, keep_starts, last_starts
 from launch.supervise.summary import Course, Summary, write_summary
-from launch.supervise.terminal.panel import Panel
 from learner.checkpoint_files import step_back
 from learner.run_files import CHECKPOINTS, METRICS, RESULT
+from protocol.files import write_whole
 from protocol.security.http import scheme
+
+SIGNAL_WORDS: dict[int, str] = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "SIGHUP (its terminal closed)",
+}
+"""Names of the signals that end a run, for people."""
+
+
+class Interrupt:
+    """Turns the first SIGINT, SIGTERM or SIGHUP into an orderly stop; the second raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.again = False
+        """True after the second signal. Further ones are ignored."""
+        self.word = ""
+        """Name of the first signal for people; "" before it."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._signal)
+
+    def _signal(self, number: int, frame: FrameType | None) -> None:
+        if self.again:
+            return
+        if self.asked:
+            self.again = True
+            raise KeyboardInterrupt
+        self.asked, self.word = True, SIGNAL_WORDS.get(number, "a signal")
+
+
+MODEL_POLL_S = 0.25
+PREPARE_S = 7200.0
+MAKING = "model: making and warm-starting it, unless it is cached (usually under a minute, or 5 s)"
+DOWNLOADING = "model: finding it, or downloading it from the hub"
+
+
+def prepare_model(config: RunConfig, folder: Path, panel: Panel, interrupt: Interrupt) -> None:
+    """Make the tiny model, or download the model of the hub, in a separate process. A model that is here is kept.
+
+    Roles that start together would all download it, within the time that they have to join.
+
+    Raises:
+        RoleFailed: the process failed, or took longer than `PREPARE_S`.
+        KeyboardInterrupt: the user interrupted.
+    """
+    there = config.model.local if config.model.path else config.model.tiny is None
+    if there:
+        return
+    making = DOWNLOADING if config.model.path else MAKING
+    env = role_environment(1, local_model=config.model.local)
+    child = spawn("model", command_of_role("model", folder), log=folder / "logs" / "model.log", env=env)
+    begun = time.monotonic()
+    deadline = begun + PREPARE_S
+    while child.running:
+        panel.stage(making, time.monotonic() - begun)
+        if interrupt.asked or time.monotonic() > deadline:
+            stop([child], patience_s=5.0)
+        if interrupt.asked:
+            raise KeyboardInterrupt
+        time.sleep(MODEL_POLL_S)
+    if child.process.returncode != 0:
+        late = f" (stopped after {PREPARE_S:g} s)" if time.monotonic() > deadline else ""
+        raise RoleFailed(
+            f"model ended with code {child.process.returncode}{late}; the end of {child.log}:\n{child.tail()}"
+        )
+    panel.note("model: " + tail(child.log, 1).split(": ", 1)[-1])
+
+
+START_SECONDS_FILE = ".start-seconds.json"
+"""File in the folder of run folders: seconds from start to join in the last run, by role."""
+START_STAGES = {
+    "learner": "imports DeepSpeed, loads the model",
+    "generator": "imports vLLM, loads the model, makes its first steps",
+    "actor": "opens tokenizer and environment",
+}
+"""Work of a role's process before it joins."""
+USUAL_START = {"learner": "10 to 60 s", "generator": "15 to 90 s", "actor": "2 to 15 s"}
+"""Time from start to join on a machine with two cores, where no earlier run has measured it."""
+
+
+class Starting:
+    """The processes of a run that have not joined the broker since the run was started.
+
+    Args:
+        names: processes of the run.
+        last: seconds that each role took the last time; may be empty.
+
+    Example:
+        >>> starting = Starting(["broker", "learner", "actor-0"], {"learner": 68.0})
+        >>> starting.look(["actor-0"], {"learner": 12.0, "actor-0": 12.0})
+        ['actor-0 has joined after 12 s']
+        >>> starting.text
+        'learner 12 s (imports DeepSpeed, loads the model; last time 68 s)'
+        >>> starting.look(["learner", "actor-0"], {"learner": 70.0, "actor-0": 70.0})
+        ['learner has joined after 70 s']
+        >>> starting.text, starting.done
+        ('', 'all roles have joined: actor after 12 s, learner after 70 s')
+    """
+
+    def __init__(self, names: Iterable[str], last: Mapping[str, float]) -> None:
+        self._ages = {name: 0.0 for name in names if role_of(name) in PEERS}
+        self._last = last
+        self.took: dict[str, float] = {}
+        """Seconds that each role took this time: of its slowest process that has joined."""
+
+    @property
+    def text(self) -> str:
+        """List the processes that have not joined; "" if all have."""
+        return ", ".join(f"{name} {age:.0f} s ({self._about(name)})" for name, age in self._ages.items())
+
+    @property
+    def done(self) -> str:
+        """Say that all processes have joined, and after how long each role has; "" while one is missing."""
+        took = ", ".join(f"{role} after {seconds:.0f} s" for role, seconds in self.took.items())
+        return "" if self._ages else f"all roles have joined: {took}"
+
+    def look(self, joined: Iterable[str], ages: Mapping[str, float]) -> list[str]:
+        """Take the names that have joined. Return a sentence for each that is new.
+
+        Args:
+            ages: seconds since the start of each process.
+        """
+        said = []
+        for name in joined:
+            if name in self._ages:
+                del self._ages[name]
+                seconds, role = ages.get(name, 0.0), role_of(name)
+                self.took[role] = max(self.took.get(role, 0.0), round(seconds, 1))
+                said.append(f"{name} has joined after {seconds:.0f} s")
+        self._ages = {name: ages.get(name, age) for name, age in self._ages.items()}
+        return said
+
+    def _about(self, name: str) -> str:
+        role = role_of(name)
+        long = f"last time {self._last[role]:.0f} s" if role in self._last else f"usually {USUAL_START[role]}"
+        return f"{START_STAGES[role]}; {long}"
+
+
+def last_starts(runs: Path) -> dict[str, float]:
+    """Return the seconds that each role took to join in the last run; empty if that is not known."""
+    try:
+        content = json.loads((runs / START_SECONDS_FILE).read_text(encoding="utf-8"))
+        return {str(role): float(seconds) for role, seconds in content.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def keep_starts(runs: Path, took: Mapping[str, float]) -> None:
+    """Write the seconds that each role took to join. A folder that cannot be written keeps the former ones."""
+    try:
+        write_whole(runs / START_SECONDS_FILE, json.dumps(dict(took)), durable=False, shared=True)
+    except OSError:
+        return
+
 
 log = logging.getLogger(__name__)
 

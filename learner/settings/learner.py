@@ -356,12 +356,12 @@ class LearnerConfig(Section):
 
     @property
     def threads_used(self) -> int:
-        """OpenMP threads per rank; an "auto" that `launch.hardware` has not resolved is 1."""
+        """OpenMP threads per rank; an "auto" that `launch.preflight.hardware` has not resolved is 1."""
         return 1 if self.threads == "auto" else self.threads
 
     @property
     def dtype_used(self) -> Literal["float32", "bfloat16"]:
-        """Float type of the model that is trained; an "auto" that `launch.hardware` has not resolved is float32."""
+        """Float type of the model that is trained; an "auto" that `launch.preflight.hardware` has not resolved is float32."""
         return "float32" if self.dtype == "auto" else self.dtype
 
     @property

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from launch.processes.ports import free_ports
+from launch.processes import free_ports
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.processes.kernel import families
+from launch.processes import families
 from learner.run_files import weights_folder
 from tests.e2e.process_tree import await_gone, descendants
 

@@ -55,7 +55,9 @@ def ranks_below(pid):
     return [
         child
         for child, words in commands.items()
-        if b"launch.role" in words and b"torch.distributed.run" not in words and b"launch.ranks" not in words
+        if b"launch.role" in words
+        and b"torch.distributed.run" not in words
+        and b"launch.by_hand" not in words
     ]
 
 

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from benchmarks.envs.letter import LetterSuite
-from launch.tokenizer import make_tokenizer, save_tokenizer
+from launch.model import make_tokenizer, save_tokenizer
 
 pytestmark = pytest.mark.timeout(600)
 LENGTH = 64

@@ -10,8 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace as replace_turn
 
-from launch.run_file.load import load
-from launch.run_file.shipped import METHODS, run_files
+from launch.run_file.load import METHODS_FOLDER, load, run_files
 from learner.advantages import assign_credit
 from learner.comparisons import anchor_histories
 from learner.rewards import composed
@@ -23,8 +22,8 @@ RNG = np.random.default_rng(47)
 ELSEWHERE = {"epo", "arpo-gui", "xrpo-novelty", "subpo", "aepo-agentic", "fapo-rule", "fapo-judge", "riskpo"}
 """Recipes of tests/oracle/test_credit_methods.py, and "fapo-judge", of tests/integration/envs/test_judged_answers.py,
 and "epo", of test_regularisers_against_papers.py."""
-NAMES = sorted({path.stem for path in (METHODS / "credit").glob("*.toml")} - ELSEWHERE)
-FILES = run_files(METHODS)
+NAMES = sorted({path.stem for path in (METHODS_FOLDER / "credit").glob("*.toml")} - ELSEWHERE)
+FILES = run_files(METHODS_FOLDER)
 
 
 def credit(name, trajectories):

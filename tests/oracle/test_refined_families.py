@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from launch.run_file.load import load
-from launch.run_file.shipped import METHODS, run_files
+from launch.run_file.load import METHODS_FOLDER, load, run_files
 from learner.advantages import assign_credit
 from learner.comparisons import has_signal
 from learner.families.family import ChildTask, FamilyStage, TaskFamily
@@ -111,7 +110,7 @@ def test_the_advantage_against_a_slow_twin():
 
 def test_plain_episodes_are_those_of_grpo():
     """Refined ones are in no mean and no deviation: plain 0 and 1 have -1 and 1 whatever the refined ones get."""
-    algorithm = load(run_files(METHODS)["dyna-mind"]).learner.algorithm
+    algorithm = load(run_files(METHODS_FOLDER)["dyna-mind"]).learner.algorithm
     for refined in ([1.0, 0.0], [9.0, 9.0]):
         members = settle(CONFIG, family_of([0.0, 1.0], refined)).trained
         starts = np.cumsum([0, *map(len, members)])[:-1]
@@ -145,7 +144,7 @@ def test_a_recorded_family_is_trained_as_it_was():
 
 def test_a_family_is_without_a_signal_if_it_would_train_nothing():
     """Plain episodes are compared with each other alone, so equal ones train nothing beside refined ones of 0."""
-    algorithm = load(run_files(METHODS)["dyna-mind"]).learner.algorithm
+    algorithm = load(run_files(METHODS_FOLDER)["dyna-mind"]).learner.algorithm
 
     def told_and_true(plain, refined, **how):
         trained = settle(CONFIG, family_of(plain, refined, **how)).trained

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from launch.commands import recording
+from launch.commands import retrain
 from learner.curriculum import Curriculum
 from learner.intake.session import Exchange
 from learner.intake.waiting_families import WaitingFamilies
@@ -239,7 +239,7 @@ def test_each_unit_is_trained_once_in_the_line_that_survives(train_on, actions, 
             assert world.driver.balanced()
         world.settle()
         world.driver.flush()
-        recorded = recording.read(folder)
+        recorded = retrain.read_recording(folder)
         told = {step: sorted(batch.trained) for step, batch in recorded.batches.items() if batch.trained}
         assert told == {step: sorted(units) for step, units in world.trained.items()}
         for step in recorded.steps(recorded.last):

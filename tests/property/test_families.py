@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.commands import recording
+from launch.commands import retrain
 from protocol import names
 from protocol.messages.episodes import PutTasks
 from tests.property.effort import EFFORT
@@ -112,7 +112,7 @@ def test_each_family_is_trained_once_in_the_line_that_survives(kind, actions, se
             assert world.driver.balanced()
         world.settle()
         world.driver.flush()
-        recorded = recording.read(folder)
+        recorded = retrain.read_recording(folder)
         told = {step: sorted(batch.trained) for step, batch in recorded.batches.items() if batch.trained}
         assert told == {step: sorted(units) for step, units in world.trained.items()}
         world.driver.journal.close()

@@ -11,7 +11,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from launch.commands import recording
+from launch.commands import retrain
 from learner.families.family import UNBEGUN
 from protocol import names
 from protocol.codec import encode_arrays
@@ -177,7 +177,9 @@ def test_after_two_hundred_faults_nothing_is_lost_or_trained_twice(kind, tmp_pat
     world.checkpoint()
     world.settle()
     world.driver.flush()
-    told = {step: sorted(b.trained) for step, b in recording.read(tmp_path).batches.items() if b.trained}
+    told = {
+        step: sorted(b.trained) for step, b in retrain.read_recording(tmp_path).batches.items() if b.trained
+    }
     assert told == {step: sorted(units) for step, units in world.trained.items()}, (
         "each unit once, and none lost"
     )

@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.plan.model import simulate
 from launch.plan.parts import Setting
-from launch.plan.rates import MeasuredRates
-from launch.plan.rates_file import check_rates
-from launch.plan.simulation import Simulation
+from launch.plan.rates import MeasuredRates, check_rates
+from launch.plan.simulation import Simulation, simulate
 from tests.property.effort import EFFORT
 
 FEW = settings(max_examples=25 * EFFORT, deadline=None)

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from launch.commands import recording
+from launch.commands import retrain
 from learner.intake.trajectories import assemble
 from protocol import names
 from protocol.codec import decode_delivery
@@ -28,7 +28,7 @@ def test_a_job_with_hints_goes_on_where_its_learner_was_killed(train_command, ro
     assert summary["restarts"]["learner"] == 1
     assert run.steps() == list(range(1, summary["steps"] + 1)), "each step is there once"
     assert summary["trajectories_by_outcome"]["unhinted"] > 0
-    recorded = recording.read(run.folder / "journal")
+    recorded = retrain.read_recording(run.folder / "journal")
     trained = [names.family_of(unit) for batch in recorded.batches.values() for unit in batch.trained]
     assert len(trained) == len(set(trained)), "each family is trained once"
     stages = {names.stage_of(unit) for batch in recorded.batches.values() for unit in batch.trained}
@@ -48,7 +48,7 @@ def test_branches_begin_in_the_middle_of_sampled_episodes(offbeat):
     last = run.steps[-1]
     assert last["family/diverged_prefixes"] == 0
     assert last["family/children"] > 0
-    recorded = recording.read(run.folder / "journal")
+    recorded = retrain.read_recording(run.folder / "journal")
     whole, branches = [], []
     for step in recorded.steps(recorded.last):
         for unit in step.units:

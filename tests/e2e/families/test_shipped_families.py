@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.commands import recording
+from launch.commands import retrain
 from protocol import names
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.soak]
@@ -18,7 +18,7 @@ SETTINGS = (
 
 def trained_stages(folder):
     """Return the stages of the groups that each step trained."""
-    batches = recording.read(folder / "journal").batches
+    batches = retrain.read_recording(folder / "journal").batches
     return [{names.stage_of(unit) for unit in batch.trained} for batch in batches.values() if batch.trained]
 
 

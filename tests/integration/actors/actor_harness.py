@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import zmq
 
-from launch.tokenizer import make_tokenizer, save_tokenizer
+from launch.model import make_tokenizer, save_tokenizer
 from protocol.codec import AnyMessage, encode, encode_arrays, messages_in, unpack_arrays
 from protocol.messages.episodes import (
     LeaseTask,

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from launch.processes.ports import free_ports
+from launch.processes import free_ports
 from protocol.codec import decode_delivery
 from protocol.messages.episodes import Commit, Deliver, DeliveryCredit, PutTasks, Sampling
 from protocol.messages.peers import Hello

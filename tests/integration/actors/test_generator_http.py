@@ -15,7 +15,7 @@ import pytest
 
 from actors.config import GeneratorConfig
 from actors.generator.generator import serve_generator
-from launch.processes.ports import free_port, free_ports
+from launch.processes import free_port, free_ports
 from protocol.messages.peers import Generators, Hello, PublishWeights
 from protocol.sockets import ThreadLink
 from tests.integration.actors.generator_harness import RUN, ActorStub, Running

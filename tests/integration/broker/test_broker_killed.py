@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from actors.uplink import LeaseBook, Outbox
-from launch.processes.ports import free_ports
+from launch.processes import free_ports
 from protocol.codec import decode_delivery
 from protocol.messages.episodes import (
     CancelTask,

@@ -16,7 +16,7 @@ import zmq
 
 from broker.config import BrokerConfig
 from broker.service import serve
-from launch.processes.ports import free_ports
+from launch.processes import free_ports
 from protocol.codec import PRELUDE, decode_delivery, encode, encode_delivery
 from protocol.errors import AddressRefused
 from protocol.messages.episodes import (

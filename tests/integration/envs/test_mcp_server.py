@@ -14,7 +14,7 @@ import pytest
 
 from envs.errors import EnvError
 from envs.registry import make_suite
-from launch.processes.ports import free_port
+from launch.processes import free_port
 
 SERVER = '''
 import os, sys

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from actors.render import Renderer
 from launch.errors import ConfigError
 from launch.model import existing
-from launch.run_file.described import context_of, read_description
+from launch.run_file.load import context_of, read_description
 from launch.run_file.sections import ModelSection
 
 WIDTH, INNER, HEADS, CONTEXT = 32, 64, 2, 128

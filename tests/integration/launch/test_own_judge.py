@@ -11,12 +11,10 @@ import pytest
 from envs.errors import EnvError, NotStarted
 from envs.rows.judge import OWN, OWN_KEY, OWN_URL, Judge, JudgeSettings
 from launch import run_folder
-from launch.judge_role import actor_environment
-from launch.processes.child import spawn, stop
-from launch.processes.ports import free_port
-from launch.processes.role_command import role_command, role_environment
+from launch.model import make_tokenizer, save_tokenizer
+from launch.processes import command_of_role, free_port, role_environment, spawn, stop
 from launch.run_file.load import check
-from launch.tokenizer import make_tokenizer, save_tokenizer
+from launch.servers import actor_environment
 from learner.warmstart import make_tiny_model
 from protocol.security import key_files
 
@@ -78,7 +76,7 @@ def test_the_runs_own_judge_scores_answers_and_lets_only_its_actors_in(run, monk
     with pytest.raises(NotStarted, match="not there yet"):
         asyncio.run(ask("42"))
     env = role_environment(1, local_model=True)
-    child = spawn("judge", role_command("judge", folder), log=folder / "logs" / "judge.log", env=env)
+    child = spawn("judge", command_of_role("judge", folder), log=folder / "logs" / "judge.log", env=env)
     try:
         found = actor_environment(config.judge, folder / "keys")
         wait_for(found[OWN_URL], child)

@@ -9,8 +9,8 @@ import pytest
 import zmq
 
 from launch.errors import LaunchError
-from launch.plan import probe as plan_probe
-from launch.plan.probe import probe
+from launch.plan import observations as plan_probe
+from launch.plan.observations import probe
 from protocol.codec import encode_arrays, messages_in
 from protocol.messages.peers import Chunk, Generate, GeneratorInfo
 

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from launch import exit_codes
-from launch.processes.ports import free_port
-from launch.processes.role_command import Ranks
+from launch import errors
+from launch.processes import Ranks, free_port
 
 RANK = """
 import sys
 from pathlib import Path
 import torch.distributed as dist
-from launch import exit_codes
+from launch import errors as exit_codes
 
 dist.init_process_group("gloo")
 if dist.get_rank() == 0:
@@ -28,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 240
 
 
-@pytest.mark.parametrize("code", [exit_codes.FINAL, exit_codes.FAILED])
+@pytest.mark.parametrize("code", [errors.FINAL, errors.FAILED])
 def test_all_hosts_end_with_the_code_of_the_rank_that_failed(tmp_path, code):
     (tmp_path / "rank.py").write_text(RANK)
     rendezvous = f"127.0.0.1:{free_port()}"
@@ -39,7 +38,7 @@ def test_all_hosts_end_with_the_code_of_the_rank_that_failed(tmp_path, code):
             program = [*torchrun, "--", str(tmp_path / "rank.py"), str(tmp_path), str(code)]
             started.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "launch.ranks", str(tmp_path), *program],
+                    [sys.executable, "-m", "launch.by_hand", str(tmp_path), *program],
                     env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
                     stderr=subprocess.PIPE,
                     text=True,
@@ -51,4 +50,4 @@ def test_all_hosts_end_with_the_code_of_the_rank_that_failed(tmp_path, code):
             process.kill()
             process.wait(TIMEOUT_S)
     assert [process.returncode for process in started] == [code, code], "\n".join(said)
-    assert ("learner: it ended for good: Diverged: at step 3" in said[1]) == (code == exit_codes.FINAL)
+    assert ("learner: it ended for good: Diverged: at step 3" in said[1]) == (code == errors.FINAL)

@@ -14,7 +14,7 @@ import pytest
 from broker.status import status
 from launch import run_folder
 from launch.cli import main
-from launch.commands.find_run import find
+from launch.commands.status import find_run
 from launch.errors import ConfigError
 from launch.run_file.load import check
 from protocol.messages.peers import Heartbeat
@@ -205,7 +205,7 @@ def test_a_broker_by_hand_is_found_by_its_own_settings(broker, tmp_path, capsys)
 def test_what_is_no_run_is_refused_with_a_cure(target, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"runs|run folder"):
-        find(target)
+        find_run(target)
 
 
 def test_watch_goes_on_until_it_is_interrupted(broker):

@@ -10,12 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launch import exit_codes, run_folder
+from launch import errors, run_folder
 from launch.errors import NothingTrained, RoleFailed
 from launch.run_file.load import check
 from launch.supervise.crew import Crew
-from launch.supervise.model_process import prepare_model
-from launch.supervise.supervisor import end, how_it_ended, supervise
+from launch.supervise.supervisor import end, how_it_ended, prepare_model, supervise
 from learner import checkpoint_files
 
 FAKE = Path(__file__).with_name("fake_role.py")
@@ -149,7 +148,7 @@ def test_a_model_of_the_hub_is_downloaded_once_before_the_roles_start(tmp_path, 
     def command(role, run_dir):
         return [sys.executable, "-c", f"print('INFO model: {role} is there')"]
 
-    monkeypatch.setattr("launch.supervise.model_process.role_command", command)
+    monkeypatch.setattr("launch.supervise.supervisor.role_command", command)
     panel = Silent()
     config = check({"model": {"path": path}, "env": {"name": "calculator"}}, "test")
     prepare_model(config, tmp_path, panel, panel)
@@ -199,7 +198,7 @@ def test_an_error_that_would_come_again_ends_the_run_at_once(job):
     run = job()
 
     def diverge(job):
-        (job.folder / "learner.end").write_text(str(exit_codes.FINAL))
+        (job.folder / "learner.end").write_text(str(errors.FINAL))
         job.until(lambda: job.over)
 
     with pytest.raises(RoleFailed, match="learner ended with code 65"):
@@ -211,7 +210,7 @@ def test_the_note_of_a_rank_counts_where_torchrun_hides_its_code(job):
     run = job()
 
     def diverge(job):
-        exit_codes.leave_note(job.folder, "learner", exit_codes.FINAL)
+        errors.leave_note(job.folder, "learner", errors.FINAL)
         (job.folder / "learner.end").write_text("1")
         job.until(lambda: job.over)
 
@@ -296,7 +295,7 @@ def test_a_second_interrupt_kills_everything_within_two_seconds_and_names_it(job
 
 
 def test_an_orderly_stop_says_who_is_waited_for(job, monkeypatch):
-    monkeypatch.setattr("launch.supervise.learner_time.LEARNER_STOP_S", 4.0)
+    monkeypatch.setattr("launch.supervise.health.LEARNER_STOP_S", 4.0)
     run = job()
 
     def stop(job):
@@ -310,7 +309,7 @@ def test_an_orderly_stop_says_who_is_waited_for(job, monkeypatch):
 
 
 def test_a_learner_that_does_not_exit_after_its_result_is_killed(job, monkeypatch):
-    monkeypatch.setattr("launch.supervise.learner_time.LEARNER_EXIT_S", 1.0)
+    monkeypatch.setattr("launch.supervise.health.LEARNER_EXIT_S", 1.0)
     run = job()
     run.run(lambda job: (job.folder / "result.json").write_text("{}") and job.until(lambda: job.over))
     assert any("has not ended within 1 s after its result" in note for note in run.panel.notes)

@@ -12,8 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from launch.run_file.load import load
-from launch.run_file.shipped import run_files
+from launch.run_file.load import load, run_files
 from learner.rewards import composed
 from learner.settings.algorithm import (
     ChunkSurrogate,

@@ -10,7 +10,7 @@ from broker.config import JournalConfig
 from broker.core.records import Committed, LearnerJoined, Published, TasksPut, encode_event
 from broker.journal.journal import Journal
 from broker.journal.records import Kind, pack_segment
-from launch.commands import recording
+from launch.commands import retrain as recording
 from launch.commands.retrain import same_weights
 from learner.curriculum import Curriculum
 from learner.errors import CannotRetrain
@@ -297,7 +297,7 @@ def run(request, tmp_path, model):
 
 
 def train_again(folder, config, model, out, last=None):
-    recorded = recording.read(folder / "journal")
+    recorded = recording.read_recording(folder / "journal")
     steps = recorded.steps(last or recorded.last)
     return retrain(config, model=model, seed=SEED, steps=steps, out=out)
 
@@ -319,7 +319,7 @@ def test_a_run_whose_learner_was_killed_is_replayed_as_it_went_on(run, model, tm
 
 def test_other_settings_that_would_train_other_units_are_found(run, model, tmp_path):
     folder, config = run()
-    recorded = recording.read(folder / "journal")
+    recorded = recording.read_recording(folder / "journal")
     steps = list(recorded.steps(2))
     with pytest.raises(CannotRetrain, match="step 1 is not recorded, the next one that is is 2"):
         retrain(config, model=model, seed=SEED, steps=steps[1:], out=tmp_path / "gap")

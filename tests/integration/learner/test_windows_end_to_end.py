@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from launch.processes.ports import free_ports
+from launch.processes import free_ports
 from learner.curriculum import Curriculum
 from learner.intake.intake import Intake, receive
 from learner.settings.learner import LearnerConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import zmq
 
-from launch.processes.ports import free_ports
+from launch.processes import free_ports
 from launch.supervise.broker_status import fetch
 from protocol.codec import encode
 from protocol.messages.peers import Hello, Welcome

@@ -11,7 +11,7 @@ import zmq
 
 from actors.config import GeneratorConfig
 from actors.generator.serving import Listener
-from launch.processes.ports import free_port
+from launch.processes import free_port
 from protocol.codec import encode
 from protocol.errors import LinkDown
 from protocol.messages.episodes import PutTasks, TaskCredit

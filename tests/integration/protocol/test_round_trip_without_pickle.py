@@ -21,7 +21,7 @@ from broker.service import serve
 from protocol.security import key_files
 from protocol.codec import decode_delivery, encode_arrays
 from protocol.sockets import ThreadLink
-from launch.processes.ports import free_port
+from launch.processes import free_port
 from protocol.messages.episodes import Checkpointed, Commit, Deliver, DeliveryCredit
 from protocol.messages.peers import Hello
 from protocol.messages.episodes import Segment, SegmentAck, Turn

@@ -29,10 +29,10 @@ from actors.config import GeneratorConfig
 from actors.generator.generator import relay
 from actors.generator.weights.cache import Cache, cache_folder
 from actors.generator.weights.staging import Announced, Stage
-from launch.processes.ports import free_port
+from launch.processes import free_port
 from launch.run_file.sections import RunConfig
 from launch.run_folder import save_config
-from launch.weights_role import weights_url
+from launch.servers import weights_url
 from learner.publisher import Publisher
 from learner.weight_copy import OutgoingWeights
 from protocol.errors import AddressRefused, WeightsError

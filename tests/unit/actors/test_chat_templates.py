@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from actors.errors import PrefixBroken, TemplateUnusable
 from actors.render import Renderer
 from launch.errors import ConfigError
-from launch.preflight.follow_ups import check_follow_ups
+from launch.preflight.environment import check_follow_ups
 
 TEMPLATES = Path(__file__).parents[2] / "chat_templates"
 OK = ""

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from actors.errors import PrefixBroken, TemplateUnusable
 from actors.render import Renderer
-from launch.tokenizer import make_tokenizer, save_tokenizer
+from launch.model import make_tokenizer, save_tokenizer
 
 CHATML = """{%- for message in messages %}
     {%- if message.role == 'tool' %}

@@ -18,9 +18,9 @@ from benchmarks.claims.table import plot, smoothed, tables
 from benchmarks.claims.verdicts import T_975, Difference, difference, passes, verdict
 from benchmarks.staleness import lag_system
 from envs.registry import make_suite
-from launch.run_file.family_rules import lacking
+from launch.model import make_tokenizer, save_tokenizer
 from launch.run_file.load import load
-from launch.tokenizer import make_tokenizer, save_tokenizer
+from launch.run_file.reward_rules import lacking
 from learner.rewards import needed_marks, needed_rewards
 from learner.settings.advantages import GroupAdvantage
 from learner.trajectory import Unit, UnitPart

@@ -10,9 +10,8 @@ from benchmarks.every_way.cases import SHORT, WAYS, method_cases
 from benchmarks.every_way.program import main
 from envs.base import SuiteFacts
 from envs.registry import make_suite
-from launch.run_file.family_rules import lacking
-from launch.run_file.load import load
-from launch.run_file.shipped import METHODS, run_files
+from launch.run_file.load import METHODS_FOLDER, load, run_files
+from launch.run_file.reward_rules import lacking
 from learner.rewards import needed_marks, needed_rewards
 from learner.settings.families import BranchFamily, RefineFamily
 
@@ -29,8 +28,12 @@ def facts_of(env, params) -> SuiteFacts:
 
 
 def test_every_method_has_a_case():
-    assert set(CASES) == set(run_files(METHODS))
-    assert {path.parent.name for path in METHODS.rglob("*.toml")} >= {"credit", "families", "objectives"}
+    assert set(CASES) == set(run_files(METHODS_FOLDER))
+    assert {path.parent.name for path in METHODS_FOLDER.rglob("*.toml")} >= {
+        "credit",
+        "families",
+        "objectives",
+    }
 
 
 @pytest.mark.parametrize("name", CASES)

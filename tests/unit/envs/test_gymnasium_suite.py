@@ -11,7 +11,7 @@ from envs.errors import EnvError
 from envs.gym.suite import action_names, finder, plain, refuse_large, written
 from envs.registry import beside, files_of, make_suite
 from launch.cli import main
-from launch.tokenizer import make_tokenizer, save_tokenizer
+from launch.model import make_tokenizer, save_tokenizer
 
 LAKE = {
     "id": "FrozenLake-v1",

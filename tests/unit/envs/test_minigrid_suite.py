@@ -12,8 +12,8 @@ from envs.errors import EnvError
 from envs.gym import minigrid as rooms_module
 from envs.registry import make_suite
 from launch.cli import main
+from launch.model import make_tokenizer, save_tokenizer
 from launch.run_file.load import load
-from launch.tokenizer import make_tokenizer, save_tokenizer
 
 PAGE = Path(__file__).parents[3] / "docs" / "run" / "gymnasium.md"
 

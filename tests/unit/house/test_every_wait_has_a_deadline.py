@@ -80,7 +80,7 @@ ALLOWED = {
         "actors/environments.py",
         "inbox.get()",
     ): "an idle daemon thread waits for work; nobody waits for it",
-    ("launch/weights_role.py", "stop.wait()"): "for SIGTERM",
+    ("launch/servers.py", "stop.wait()"): "for SIGTERM",
     (
         "actors/generator/weights/staging.py",
         "self._offered.wait()",

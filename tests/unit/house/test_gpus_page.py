@@ -11,9 +11,9 @@ import pytest
 
 import launch.placement
 from launch.cli import main
-from launch.preflight import decided, examine
-from launch.preflight.gpu_memory import Gpu
-from launch.tokenizer import make_tokenizer, save_tokenizer
+from launch.model import make_tokenizer, save_tokenizer
+from launch.preflight import examine, hardware
+from launch.preflight.memory import Gpu
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "run" / "gpus.md").read_text().partition("## Layouts for 1, 2 and 8 GPUs")[2]
@@ -58,7 +58,7 @@ def checked(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "path", list(sys.path))
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
         monkeypatch.setattr(launch.placement, "torch_uses_gpus", lambda: True)
-        monkeypatch.setattr(decided, "try_gpus", lambda there: [H100] * there)
+        monkeypatch.setattr(hardware, "try_gpus", lambda there: [H100] * there)
         monkeypatch.setattr(examine, "host_gb", lambda: HOST_GB)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 0, 10**12))
         assert main(["check", "run.toml", f"model.path={model}", *overrides]) == 0

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from launch.reference.metrics import SECTIONS, fill_tables, tags
+from launch.reference import SECTIONS, fill_tables, tags
 from learner.metrics import CHARTS
 
 PAGE = Path(__file__).parents[3] / "docs" / "run" / "metrics.md"

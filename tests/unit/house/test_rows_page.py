@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from launch.cli import main
-from launch.tokenizer import make_tokenizer, save_tokenizer
+from launch.model import make_tokenizer, save_tokenizer
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "run" / "rows.md").read_text()

@@ -9,10 +9,9 @@ from envs.base import HasFacts
 from envs.registry import make_suite
 from launch.cli import main
 from launch.errors import ConfigError
-from launch.model import _tiny_folder
+from launch.model import _tiny_folder, make_tokenizer, save_tokenizer
 from launch.preflight.examine import examine
 from launch.run_file.load import load
-from launch.tokenizer import make_tokenizer, save_tokenizer
 
 RUN_FILE = """
 [model]

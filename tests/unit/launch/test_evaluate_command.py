@@ -8,9 +8,8 @@ from launch import cli
 from launch.commands.evaluate import Weights, find_weights, lines_of
 from launch.commands.retrain import configuration
 from launch.errors import ConfigError
-from launch.resuming import CONFIG
 from launch.run_file.load import check
-from launch.run_folder import save_config
+from launch.run_folder import CONFIG, save_config
 from learner.errors import Stopped
 from learner.evaluations import evaluate_sets
 from learner.settings.learner import EvaluationConfig

@@ -9,7 +9,7 @@ import launch.errors
 import learner.errors
 import protocol.errors
 from broker.errors import BindRefused
-from launch import exit_codes
+from launch import errors
 from launch.errors import ConfigError
 from launch.role import exit_with_code
 from protocol.errors import LinkDown
@@ -64,36 +64,36 @@ def test_an_error_below_a_final_one_is_final_too():
     class Narrow(ConfigError):
         pass
 
-    assert exit_codes.exit_code(Narrow("x")) == exit_codes.FINAL
-    assert exit_codes.exit_code(LinkDown("x")) == exit_codes.FAILED
+    assert errors.exit_code(Narrow("x")) == errors.FINAL
+    assert errors.exit_code(LinkDown("x")) == errors.FAILED
 
 
 def test_a_note_lives_until_the_next_start(tmp_path):
-    assert exit_codes.read_note(tmp_path, "learner") is None
-    exit_codes.leave_note(tmp_path, "learner", exit_codes.FINAL, "diverged\nat step 3")
-    assert exit_codes.read_reason(tmp_path, "learner") == "diverged at step 3"
-    assert exit_codes.read_note(tmp_path, "learner") == exit_codes.FINAL
-    exit_codes.clear_note(tmp_path, "learner")
-    exit_codes.clear_note(tmp_path, "learner")
-    assert exit_codes.read_note(tmp_path, "learner") is None
+    assert errors.read_note(tmp_path, "learner") is None
+    errors.leave_note(tmp_path, "learner", errors.FINAL, "diverged\nat step 3")
+    assert errors.read_reason(tmp_path, "learner") == "diverged at step 3"
+    assert errors.read_note(tmp_path, "learner") == errors.FINAL
+    errors.clear_note(tmp_path, "learner")
+    errors.clear_note(tmp_path, "learner")
+    assert errors.read_note(tmp_path, "learner") is None
 
 
 def test_the_first_note_stays_unless_a_final_error_follows(tmp_path):
     for code, reason, expected in (
-        (exit_codes.FAILED, "lost a file", "lost a file"),
-        (exit_codes.FAILED, "lost the connection to rank 0", "lost a file"),
-        (exit_codes.FINAL, "diverged", "diverged"),
-        (exit_codes.FAILED, "lost the connection to rank 0", "diverged"),
+        (errors.FAILED, "lost a file", "lost a file"),
+        (errors.FAILED, "lost the connection to rank 0", "lost a file"),
+        (errors.FINAL, "diverged", "diverged"),
+        (errors.FAILED, "lost the connection to rank 0", "diverged"),
     ):
-        exit_codes.leave_note(tmp_path, "learner", code, reason)
-        assert exit_codes.read_reason(tmp_path, "learner") == expected
-    assert exit_codes.read_note(tmp_path, "learner") == exit_codes.FINAL
+        errors.leave_note(tmp_path, "learner", code, reason)
+        assert errors.read_reason(tmp_path, "learner") == expected
+    assert errors.read_note(tmp_path, "learner") == errors.FINAL
 
 
 def test_a_port_in_use_is_one_line_and_the_reason_in_the_note(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         exit_with_code(BindRefused("broker.http is taken"), tmp_path, "broker")
-    assert ended.value.code == exit_codes.FAILED
+    assert ended.value.code == errors.FAILED
     assert capsys.readouterr().err == "broker: broker.http is taken\n"
-    assert exit_codes.read_reason(tmp_path, "broker") == "broker.http is taken"
-    assert exit_codes.read_note(tmp_path, "broker") == exit_codes.FAILED
+    assert errors.read_reason(tmp_path, "broker") == "broker.http is taken"
+    assert errors.read_note(tmp_path, "broker") == errors.FAILED

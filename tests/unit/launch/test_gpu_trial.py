@@ -9,12 +9,10 @@ from actors.config import GeneratorConfig
 from actors.generator.vllm_engine.engine import check_platform
 from launch.errors import ConfigError
 from launch.placement import Placement, placement, unused_gpus
-from launch.preflight import decided as decided_file
-from launch.preflight import gpu_trial
-from launch.preflight.decided import decided, decided_by_hand
-from launch.preflight.gpu_memory import Gpu
-from launch.preflight.gpu_trial import ask, read_answer, try_gpus, unusable
-from launch.preflight.memory import ModelSize
+from launch.preflight import hardware
+from launch.preflight import hardware as decided_file
+from launch.preflight.hardware import ask, decided, decided_by_hand, read_answer, try_gpus, unusable
+from launch.preflight.memory import Gpu, ModelSize
 from launch.run_file.load import check
 from protocol.errors import GpuUnusable
 
@@ -74,9 +72,9 @@ def test_an_answer_that_cannot_be_read_is_unknown_and_not_zero():
 
 def test_gpus_that_do_not_answer_are_named(monkeypatch):
     def never(command, **named):
-        raise gpu_trial.subprocess.TimeoutExpired(command, named["timeout"])
+        raise hardware.subprocess.TimeoutExpired(command, named["timeout"])
 
-    monkeypatch.setattr(gpu_trial.subprocess, "run", never)
+    monkeypatch.setattr(hardware.subprocess, "run", never)
     with pytest.raises(ConfigError, match="the GPUs have not answered for 180 s; look at nvidia-smi"):
         try_gpus(1)
 

@@ -3,10 +3,9 @@
 import pytest
 
 from launch.errors import ConfigError
-from launch.hardware import in_words, memory_shares, recompute_s, requests_at_once, resolved
 from launch.placement import placement
-from launch.preflight.gpu_memory import Gpu
-from launch.preflight.memory import ModelSize
+from launch.preflight.hardware import in_words, memory_shares, recompute_s, requests_at_once, resolved
+from launch.preflight.memory import Gpu, ModelSize
 from launch.run_file.load import check
 
 H200 = Gpu("NVIDIA H200", 150.0, 149.0)

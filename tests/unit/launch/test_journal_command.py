@@ -8,8 +8,8 @@ import pytest
 
 from broker.core.records import Committed, GroupClosed, TasksPut, encode_event
 from broker.journal.records import DeadLetter, Kind, file_name, pack_dead_letter, pack_segment
+from launch.arguments import EXPORT_FORMATS, JOURNAL_KINDS
 from launch.cli import main
-from launch.commands.journal_arguments import FORMATS, KINDS
 from protocol.codec import encode_arrays
 from protocol.messages.episodes import Reward, Segment, Task, Turn
 from tests.journals import DEADLINE_S, begin, small
@@ -236,7 +236,7 @@ def test_export_of_experts(tmp_path, capsys, dtype, expert):
     with begin(tmp_path / "run" / "journal", small(keep_bytes=0)) as journal:
         journal.append(Kind.SEGMENT, *segment("1g7.3.0", 0, 3, status="finished", more=rows))
         assert journal.sync(DEADLINE_S)
-        for kind in FORMATS:
+        for kind in EXPORT_FORMATS:
             said(capsys, "export", tmp_path / "run", "--out", tmp_path / kind, "--format", kind)
     tensors = safetensors.load_file(tmp_path / "safetensors")
     assert tensors["1g7.3.0/0/routed_experts"].dtype == np.dtype(dtype)
@@ -282,7 +282,7 @@ def test_errors_name_the_cure(run, capsys, arguments, text):
 
 
 def test_arguments_agree_with_what_they_choose():
-    assert {kind.upper() for kind in KINDS} == {kind.name for kind in Kind}
-    assert FORMATS == ("jsonl", "safetensors")
+    assert {kind.upper() for kind in JOURNAL_KINDS} == {kind.name for kind in Kind}
+    assert EXPORT_FORMATS == ("jsonl", "safetensors")
     with pytest.raises(SystemExit):
         main(["journal", "ls", "run", "learner.steps=3"])

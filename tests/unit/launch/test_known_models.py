@@ -6,10 +6,9 @@ import zipfile
 
 import pytest
 
-from launch import known_models
+from launch import model as known_models
 from launch.errors import ConfigError
-from launch.gguf import is_gguf, kept_folder
-from launch.known_models import KNOWN_MODELS, KnownModel, from_hub_or_package
+from launch.model import KNOWN_MODELS, KnownModel, from_hub_or_package, gguf_folder, is_gguf
 
 CONTENT = b"GGUF and weights"
 MODEL = KnownModel(
@@ -73,9 +72,9 @@ def test_with_neither_both_reasons_are_given(tmp_path, monkeypatch):
 def test_a_changed_gguf_file_gets_a_folder_of_its_own(tmp_path):
     file = tmp_path / "a.gguf"
     with pytest.raises(ConfigError, match=r"a.gguf: No such file.*name a GGUF file, a model folder"):
-        kept_folder(file, tmp_path)
+        gguf_folder(file, tmp_path)
     file.write_bytes(b"1")
-    first = kept_folder(file, tmp_path)
-    assert kept_folder(file, tmp_path) == first
+    first = gguf_folder(file, tmp_path)
+    assert gguf_folder(file, tmp_path) == first
     file.write_bytes(b"22")
-    assert kept_folder(file, tmp_path) != first
+    assert gguf_folder(file, tmp_path) != first

@@ -9,10 +9,10 @@ import pytest
 
 from launch.cli import main
 from launch.errors import ConfigError
+from launch.model import make_tokenizer, save_tokenizer
 from launch.preflight.examine import preflight
-from launch.preflight.gpu_memory import Gpu
+from launch.preflight.memory import Gpu
 from launch.run_file.load import check
-from launch.tokenizer import make_tokenizer, save_tokenizer
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_layout_of_gpus_is_shown_and_an_impossible_one_refused(run, monkeypatc
     monkeypatch.setattr("launch.placement.torch_uses_gpus", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     config = run()
-    monkeypatch.setattr("launch.preflight.decided.try_gpus", lambda count: [Gpu()] * count)
+    monkeypatch.setattr("launch.preflight.hardware.try_gpus", lambda count: [Gpu()] * count)
     remarks = preflight(config)
     assert remarks[0] == "GPUs: learner 0, generator-0 1"
     assert remarks[1] == "learner: bfloat16, ZeRO stage 2"

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from launch import cli, exit_codes
+from launch import cli, errors
 from launch.errors import RoleFailed
-from launch.processes.child import dump_stacks, kill, spawn
-from launch.processes.kernel import usable_cores
-from launch.processes.role_command import Ranks, role_command, role_environment
+from launch.processes import Ranks, command_of_role, dump_stacks, kill, role_environment, spawn, usable_cores
 from launch.run_file.load import check
+from launch.supervise.panel import Panel
 from launch.supervise.supervisor import train
-from launch.supervise.terminal.panel import Panel
 
 
 @pytest.mark.parametrize(
@@ -55,14 +53,14 @@ def test_roles_do_not_import_from_the_working_folder():
 
 def test_a_role_of_one_process_needs_no_torchrun():
     for ranks in (None, Ranks()):
-        command = role_command("learner", Path("run"), "--resume", ranks=ranks)
+        command = command_of_role("learner", Path("run"), "--resume", ranks=ranks)
         assert command[1:] == ["-m", "launch.role", "learner", "run", "--resume"]
 
 
 def test_ranks_of_one_host_meet_at_a_free_port_and_those_of_several_at_the_rendezvous():
-    command = role_command("learner", Path("run"), ranks=Ranks(processes=2))
+    command = command_of_role("learner", Path("run"), ranks=Ranks(processes=2))
     assert command[1:6] == ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port"]
-    command = role_command(
+    command = command_of_role(
         "learner", Path("run"), ranks=Ranks(1, nodes=2, node=1, rendezvous="10.0.0.1:29500")
     )
     place = "--nproc_per_node 1 --nnodes 2 --node_rank 1 --master_addr 10.0.0.1 --master_port 29500"
@@ -98,7 +96,7 @@ def test_a_further_host_of_the_learner_joins_with_one_command(learner_command, t
     (folder / "metrics.jsonl").touch()
     code, command = learner_command("--node", "1")
     assert code == 0
-    assert command[1:4] == ["-m", "launch.ranks", "runs/job"]
+    assert command[1:4] == ["-m", "launch.by_hand", "runs/job"]
     assert command[command.index("--node_rank") + 1] == "1"
     saved = command[command.index("--config") + 1]
     assert saved == "config-learner-node-1.json"
@@ -106,19 +104,19 @@ def test_a_further_host_of_the_learner_joins_with_one_command(learner_command, t
 
 
 def test_a_host_that_the_learner_does_not_have_is_refused(learner_command, capsys):
-    assert learner_command("--node", "2")[0] == exit_codes.FINAL
+    assert learner_command("--node", "2")[0] == errors.FINAL
     assert "--node 2: learner.nodes is 2, so its hosts are 0 to 1" in capsys.readouterr().err
 
 
 def test_the_first_host_removes_the_note_of_the_learner_before(learner_command, tmp_path):
     folder = tmp_path / "runs" / "job"
     folder.mkdir(parents=True)
-    exit_codes.leave_note(folder, "learner", exit_codes.FINAL, "diverged")
+    errors.leave_note(folder, "learner", errors.FINAL, "diverged")
     assert learner_command("--node", "1")[0] == 0
-    assert exit_codes.read_note(folder, "learner") == exit_codes.FINAL
+    assert errors.read_note(folder, "learner") == errors.FINAL
     addresses = "broker.endpoint=tcp://127.0.0.1:5755", "broker.http=127.0.0.1:5756"
     assert learner_command(*addresses)[0] == 0
-    assert exit_codes.read_note(folder, "learner") is None
+    assert errors.read_note(folder, "learner") is None
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -133,5 +131,5 @@ def test_a_run_that_fails_releases_the_other_hosts_of_its_learner(tmp_path, monk
     config = check({**settings, "run": {"dir": str(tmp_path), "name": "job"}}, "a test")
     with Panel() as panel, pytest.raises(RoleFailed):
         train(config, resume=False, panel=panel)
-    expected = exit_codes.FINAL if nodes > 1 else None
-    assert exit_codes.read_note(tmp_path / "job", "learner") == expected
+    expected = errors.FINAL if nodes > 1 else None
+    assert errors.read_note(tmp_path / "job", "learner") == expected

@@ -7,7 +7,7 @@ from broker.config import JournalConfig
 from broker.core.records import Committed, GroupClosed, LearnerJoined, Published, TasksPut, encode_event
 from broker.journal.journal import Journal
 from broker.journal.records import Kind, file_name, pack_segment
-from launch.commands.recording import Recording, read
+from launch.commands.retrain import Recording, read_recording
 from launch.errors import RecordingError
 from protocol.codec import decode_delivery, encode_arrays
 from protocol.messages.episodes import Segment, Task
@@ -148,7 +148,7 @@ def test_a_group_comes_with_its_members_in_the_order_in_which_they_ended(tmp_pat
         GroupClosed(group_id="1g9"),
         trained(1, "1g0", dropped=["1eval-x-0.0"]),
     )
-    recording = read(folder)
+    recording = read_recording(folder)
     (step,) = recording.steps(recording.last)
     (unit,) = step.units
     pieces = decode_delivery(unit.deliver, unit.frames)
@@ -170,7 +170,7 @@ def test_windows_come_in_the_order_in_which_they_were_streamed_with_those_that_w
         segment("1g0.0.0", 1),
         trained(1, "1g0.0.0/1", "1g1.0.0/0", dropped=["1g0.0.0/0", "1eval-x-0.0"]),
     )
-    (step,) = read(folder).steps(1)
+    (step,) = read_recording(folder).steps(1)
     assert [unit.deliver.unit_id for unit in step.units] == ["1g0.0.0/0", "1g1.0.0/0", "1g0.0.0/1"]
     assert [unit.deliver.complete for unit in step.units] == [False, False, True]
     assert list(step.trained) == ["1g0.0.0/1", "1g1.0.0/0"]
@@ -197,7 +197,7 @@ def test_a_family_comes_with_its_first_group_and_with_its_tasks(tmp_path):
         put("1g0r2.0", note="begin with hi"),
         trained(1, "1g0r1", dropped=["1g0", "1g5"]),
     )
-    (step,) = read(folder).steps(1)
+    (step,) = read_recording(folder).steps(1)
     assert [unit.deliver.unit_id for unit in step.units] == ["1g0", "1g0r1"]
     assert list(step.trained) == ["1g0r1"]
     assert [(task.task_id, task.note) for task in step.tasks] == [("1g0r1.0", "begin with h")]
@@ -206,12 +206,12 @@ def test_a_family_comes_with_its_first_group_and_with_its_tasks(tmp_path):
 def test_what_is_missing_is_said_with_the_cure(tmp_path):
     folder = write(tmp_path / "journal", hello(1), segment("1g0.0.0"), trained(1, "1g0"), trained(3, "1g1"))
     with pytest.raises(RecordingError, match="step 2 is not in the journal"):
-        list(read(folder).steps(3))
+        list(read_recording(folder).steps(3))
     (folder / file_name(1)).rename(folder / file_name(2))
     with pytest.raises(
         RecordingError, match=r"journal-00000001\.log is the first.*broker\.journal\.keep_bytes"
     ):
-        read(folder)
+        read_recording(folder)
 
 
 def test_damage_is_not_passed_over_and_a_torn_end_is(tmp_path):
@@ -219,13 +219,13 @@ def test_damage_is_not_passed_over_and_a_torn_end_is(tmp_path):
     path = folder / file_name(1)
     whole = path.read_bytes()
     path.write_bytes(whole + whole[-40:-3])
-    assert read(folder).last == 1
+    assert read_recording(folder).last == 1
     path.write_bytes(whole[:-3])
     with pytest.raises(RecordingError, match=r"is damaged, and cannot be replayed: .* were written"):
-        read(folder)
+        read_recording(folder)
     place = whole.index(b"learner_joined")
     path.write_bytes(whole[:place] + b"X" + whole[place + 1 :])
     with pytest.raises(RecordingError, match="is damaged, and cannot be replayed"):
-        read(folder)
+        read_recording(folder)
     with pytest.raises(RecordingError, match="no journal here"):
-        read(tmp_path)
+        read_recording(tmp_path)

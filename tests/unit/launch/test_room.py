@@ -6,9 +6,8 @@ from collections import namedtuple
 import pytest
 
 from launch.placement import Placement, placement
-from launch.preflight.gpu_memory import Gpu, bucket_bytes, engine_gb, rank_gb, too_little_gpu_memory
-from launch.preflight.memory import ModelSize
-from launch.preflight.room import crowded_engines, too_little_room
+from launch.preflight.examine import crowded_engines, too_little_room
+from launch.preflight.memory import Gpu, ModelSize, bucket_bytes, engine_gb, rank_gb, too_little_gpu_memory
 from launch.run_file.load import check
 from learner.settings.learner import REDUCE_BUCKET
 
@@ -85,7 +84,7 @@ def gpus_of(run, gpus, size):
 
 
 def decided(learner=None, generator=None):
-    """Return a run with all settings as `launch.hardware` decides them for two GPUs."""
+    """Return a run with all settings as `launch.preflight.hardware` decides them for two GPUs."""
     learner = {"dtype": "bfloat16", "zero_stage": 2, "gpu_memory_utilization": 1.0} | (learner or {})
     generator = {"dtype": "bfloat16", "gpu_memory_utilization": 0.9} | (generator or {})
     return config(learner=learner, generator=generator)

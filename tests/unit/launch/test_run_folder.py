@@ -9,8 +9,8 @@ import pytest
 from launch import run_folder
 from launch.cli import main
 from launch.errors import ConfigError
-from launch.resuming import newest_begun, nothing_left, what_changed
 from launch.run_file.load import check
+from launch.run_folder import newest_begun, nothing_left, what_changed
 
 
 def config(tmp_path, directory="runs", **journal):

@@ -4,8 +4,8 @@ import pytest
 
 from launch import cli
 from launch.errors import ConfigError
-from launch.run_file.keys_folder import http_keys, keys_folder, prepare_keys
 from launch.run_file.load import check
+from launch.run_folder import http_keys, keys_folder, prepare_keys
 from protocol.errors import AddressRefused, KeysUnusable
 from protocol.security.addresses import check_endpoint, split_address
 from protocol.security.keys import key_pair, public_key

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from launch.tokenizer import make_tokenizer, save_tokenizer
+from launch.model import make_tokenizer, save_tokenizer
 
 QUESTIONS = [f"Spell this word backward (example: sun -> nus): {word}" for word in ("cat", "horse", "spell")]
 

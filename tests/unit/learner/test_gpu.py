@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import learner.gpu
-from launch.exit_codes import FINAL, exit_code
+from launch.errors import FINAL, exit_code
 from learner.gpu import forget_peak_memory, memory_metrics, take_gpu
 from learner.settings.learner import LearnerConfig
 from protocol.errors import GpuUnusable

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from launch.supervise.terminal.metrics_tail import MetricsTail, sentence
+from launch.supervise.progress import MetricsTail, sentence
 from learner.curriculum import Curriculum
 from learner.intake.evaluation import result_of
 from learner.intake.intake import Intake, receive

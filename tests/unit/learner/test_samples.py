@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from launch.tokenizer import make_tokenizer, save_tokenizer
+from launch.model import make_tokenizer, save_tokenizer
 from learner import sample_log
 from learner.run import Learner
 from learner.sample_log import (

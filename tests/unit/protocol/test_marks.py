@@ -14,7 +14,7 @@ from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
 from envs.base import SuiteFacts
 from envs.calculator import Game, Rules
-from launch.preflight.suite_facts import missing_marks, unknown_rewards
+from launch.preflight.environment import missing_marks, unknown_rewards
 from launch.run_file.load import check
 from learner.errors import BrokenTrajectory
 from learner.intake.trajectories import assemble

@@ -8,8 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from launch.run_file.load import load
-from launch.run_file.shipped import run_files
+from launch.run_file.load import load, run_files
 from learner.families.family import FamilyStage, TaskFamily
 from learner.families.reactions import settle
 from learner.settings.learner import OptimizerConfig

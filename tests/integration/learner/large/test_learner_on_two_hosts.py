@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from launch.processes.ports import free_port
-from launch.processes.role_command import Ranks
+from launch.processes import Ranks, free_port
 from learner.update.engine import TrainingEngine
 from tests.integration.learner.published import assert_weights_close, weights_of
 from tests.integration.learner.tiny_qwen3 import save, tiny_model

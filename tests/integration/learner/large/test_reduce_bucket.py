@@ -2,8 +2,7 @@
 
 import pytest
 
-from launch.preflight.gpu_memory import bucket_bytes
-from launch.preflight.memory import ModelSize
+from launch.preflight.memory import ModelSize, bucket_bytes
 from learner.settings.learner import LearnerConfig
 from learner.update.engine import TrainingEngine
 from tests.integration.learner.tiny_qwen3 import save, tiny_model

@@ -22,7 +22,7 @@ from actors.render import Renderer
 from envs.agent.chat import make_reply, parse_request
 from envs.base import TurnFacts
 from envs.calls import Call, find_calls
-from launch.preflight.follow_ups import check_follow_ups
+from launch.preflight.environment import check_follow_ups
 from tests.unit.actors.test_chat_templates import FAMILIES, TEMPLATES, TOOLS
 
 WRITES_NO_CALLS = {"phi3", "gemma", "llama3", "cohere", "cohere2", "lfm2"}

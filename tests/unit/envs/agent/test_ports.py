@@ -5,7 +5,7 @@ import json
 import pytest
 
 from envs.registry import make_suite
-from launch.preflight.suite_facts import shared_ports
+from launch.preflight.environment import shared_ports
 from launch.run_file.load import check
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launch.cli import main
-from launch.plan.last_run import LEAST_STEPS, WARM_UP_STEPS
+from launch.plan.observations import LEAST_STEPS, WARM_UP_STEPS
 
 RECIPES = Path(__file__).parents[4] / "recipes"
 RATES = """

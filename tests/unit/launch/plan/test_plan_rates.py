@@ -6,11 +6,9 @@ import statistics
 import pytest
 
 from launch.errors import ConfigError
+from launch.plan.observations import Observations, Probe, quantiles, read
 from launch.plan.parts import Setting, between, draw_turns
-from launch.plan.probe import Probe
-from launch.plan.rates import Law
-from launch.plan.rates_file import check_rates, format_rates, load_rates
-from launch.plan.reading import Observations, quantiles, read
+from launch.plan.rates import Law, check_rates, format_rates, load_rates
 
 BY_HAND = """
 [generator]

@@ -3,7 +3,7 @@
 import pytest
 
 from broker.core.records import StoredSegment, Unit
-from launch.preflight.route_bytes import token_bytes, too_many_experts
+from launch.preflight.model_limits import token_bytes, too_many_experts
 from launch.run_file.load import check
 
 QWEN3_30B = {"num_hidden_layers": 48, "num_experts": 128, "num_experts_per_tok": 8}

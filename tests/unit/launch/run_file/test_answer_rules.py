@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from launch.errors import ConfigError
-from launch.run_file.family_rules import family_contradictions
 from launch.run_file.load import load
+from launch.run_file.reward_rules import family_contradictions
 from learner.advantages import assign_credit
 from learner.rewards import needed_rewards
 from learner.settings.algorithm import AlgorithmConfig

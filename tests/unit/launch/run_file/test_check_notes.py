@@ -2,13 +2,11 @@
 
 import pytest
 
-from launch.preflight.notes import no_room_for_notes
-from launch.preflight.trial import Prompt
-from launch.run_file.load import load
-from launch.run_file.shipped import METHODS, run_files
+from launch.preflight.environment import Prompt, no_room_for_notes
+from launch.run_file.load import METHODS_FOLDER, load, run_files
 
 PROMPTS = [Prompt("train", 3, 11), Prompt("train", 4, 7), Prompt("heldout", 0, 40)]
-IGRPO = run_files(METHODS)["igrpo"]
+IGRPO = run_files(METHODS_FOLDER)["igrpo"]
 
 
 @pytest.mark.parametrize("tokens", [48, 61, 73])
@@ -31,7 +29,7 @@ def test_words_behind_the_longest_prompt_leave_no_room(tokens):
 def test_a_note_with_room_and_a_family_without_note_are_left_alone():
     assert not list(no_room_for_notes(load(IGRPO), PROMPTS, list))
     for name in ("arpo-branch", "grpo"):
-        assert not list(no_room_for_notes(load(run_files(METHODS)[name]), PROMPTS, list))
+        assert not list(no_room_for_notes(load(run_files(METHODS_FOLDER)[name]), PROMPTS, list))
     assert not list(no_room_for_notes(load(IGRPO), [], list))
 
 
@@ -39,7 +37,7 @@ def test_a_note_with_room_and_a_family_without_note_are_left_alone():
 def test_the_words_that_ask_for_a_reflection_need_room_too(tokens):
     words = "x" * 1800 + "{attempt}"
     settings = [f"learner.sampling.max_trajectory_tokens={tokens}", "generator.max_model_len=4096"]
-    config = load(run_files(METHODS)["r3l"], [*settings, f'learner.family.reflection="{words}"'])
+    config = load(run_files(METHODS_FOLDER)["r3l"], [*settings, f'learner.family.reflection="{words}"'])
     (line,) = no_room_for_notes(config, PROMPTS, list)
     assert "the words of learner.family.reflection 1802, and the answers in it up to" in line
 
@@ -50,7 +48,7 @@ FAMILIES = ["igrpo", "ghpo", "scaf-grpo", "urpo", "dyna-mind", "r3l", "agent-r",
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_shipped_demos_have_room_for_their_notes(name):
     """A character is a token of the shipped tiny models, but for the words that all prompts begin with."""
-    config = load(run_files(METHODS)[name])
+    config = load(run_files(METHODS_FOLDER)[name])
     longest = [Prompt("train", 0, 12)]
     assert not list(no_room_for_notes(config, longest, list))
     assert config.generator.max_model_len >= config.learner.sampling.max_trajectory_tokens

@@ -4,9 +4,9 @@ import pytest
 
 from envs.base import SuiteFacts
 from launch.errors import ConfigError
-from launch.preflight.suite_facts import unknown_rewards
-from launch.run_file.family_rules import family_contradictions, family_notes, lacking
+from launch.preflight.environment import unknown_rewards
 from launch.run_file.load import check
+from launch.run_file.reward_rules import family_contradictions, family_notes, lacking
 from learner.settings.learner import LearnerConfig
 
 HINT, DRAFT = {"kind": "hint"}, {"kind": "draft", "drafts": 4}

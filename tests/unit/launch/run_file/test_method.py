@@ -6,13 +6,11 @@ import pytest
 
 from launch import cli
 from launch.errors import ConfigError
-from launch.run_file.load import load, read_own
-from launch.run_file.method import METHOD_SETTINGS
-from launch.run_file.shipped import METHODS, run_files
+from launch.run_file.load import METHOD_SETTINGS, METHODS_FOLDER, load, read_own, run_files
 from launch.run_folder import load_config, save_config
-from launch.supervise.terminal.end_table import summary_rows
+from launch.supervise.summary import summary_rows
 
-FILES = run_files(METHODS)
+FILES = run_files(METHODS_FOLDER)
 FAMILIES = [name for name, path in FILES.items() if path.parent.name == "families"]
 """Methods whose groups ask for further groups. Some of them need hints, which the job does not give."""
 JUDGED = "fapo-judge"
@@ -94,7 +92,7 @@ def test_a_method_brings_its_algorithm_and_leaves_the_job_as_it_is(job, name):
 
 @pytest.mark.parametrize("name", [*NAMES, *FAMILIES])
 def test_a_method_file_sets_what_belongs_to_a_method(name):
-    own = read_own(run_files(METHODS)[name])
+    own = read_own(run_files(METHODS_FOLDER)[name])
     assert set(own) == {"extends", "recipe", "learner", "demo"}
     assert set(own["learner"]) <= {
         "algorithm",
@@ -116,12 +114,12 @@ def test_what_methods_set_beside_the_algorithm():
             for k, v in read_own(path)["learner"].items()
             if k not in ("algorithm", "replay", "reward", "family")
         }
-        for name, path in run_files(METHODS).items()
+        for name, path in run_files(METHODS_FOLDER).items()
     }
     lag = {"max_policy_lag": 2}
     assert {name: found for name, found in beside.items() if found} == {
         **dict.fromkeys(("bapo", "gbpo", "grpo", "hispo", "r2vpo", "remix"), lag),
-        **dict.fromkeys((path.stem for path in METHODS.glob("*/*.toml")), lag),
+        **dict.fromkeys((path.stem for path in METHODS_FOLDER.glob("*/*.toml")), lag),
         "rapo": {"filter_uniform_groups": False} | lag,
         "dapo-direct": {"train_on": "trajectories", "group_size": 1} | lag,
         "arpo-branch": {"group_size": 16} | lag,

@@ -4,7 +4,7 @@ import pytest
 
 from launch.errors import ConfigError
 from launch.run_file.load import check, load
-from launch.run_file.method_effect import notes
+from launch.run_file.method_rules import notes
 from launch.run_file.recipes import recipes
 from learner.errors import ReplayConfigError
 from learner.replay.table import make_table

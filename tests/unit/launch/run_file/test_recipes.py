@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from launch.errors import ConfigError
-from launch.reference.metrics import tags
-from launch.run_file.load import check, load, read, read_own
+from launch.reference import tags
+from launch.run_file.load import RECIPES_FOLDER, check, load, read, read_own, run_files
 from launch.run_file.recipes import Recipe, find, page, recipes, table
-from launch.run_file.shipped import FOLDER, run_files
 
 ROOT = Path(__file__).parents[4]
 DOCS = ROOT / "docs" / "recipes"
-METHODS = sorted((FOLDER / "methods").rglob("*.toml"))
+METHODS = sorted((RECIPES_FOLDER / "methods").rglob("*.toml"))
 FOLDERS = {p.stem: p.parent.name for p in METHODS if p.parent.name != "methods"}
 """Folder of each method that is in one of its own, by name."""
 UNMEASURED = set(FOLDERS)
@@ -38,7 +37,7 @@ def test_all_methods_are_there():
         *("ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding")
     } == FAMILIES
     assert {*expected.split(), "icepop", "ipa", "remax", "mdpo"} == {p.stem for p in METHODS} - UNMEASURED
-    assert {p.stem for p in FOLDER.glob("*.toml")} == JOBS
+    assert {p.stem for p in RECIPES_FOLDER.glob("*.toml")} == JOBS
     assert set(run_files()) == {p.stem for p in METHODS} | JOBS
     assert all("recipe" in tomllib.loads(path.read_text()) for path in METHODS)
 

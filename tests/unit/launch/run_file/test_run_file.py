@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.errors import ConfigError
-from launch.reference.configuration import configuration_page
+from launch.reference import configuration_page
 from launch.run_file.load import check, load
 from launch.run_folder import with_ports
 from launch.supervise.posts import crowded, posts

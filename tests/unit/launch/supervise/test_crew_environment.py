@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.processes.role_command import role_environment
+from launch.processes import role_environment
 from launch.run_file.load import check
 from launch.supervise.posts import crowded
 

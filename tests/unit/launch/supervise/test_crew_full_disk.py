@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.processes.child import Child
+from launch.processes import Child
 from launch.run_file.load import check
 from launch.supervise import crew as crew_module
-from launch.supervise.crew import START_RETRY_S, Crew
-from launch.supervise.state_file import STATE_FILE
-from launch.supervise.terminal.panel import Panel
+from launch.supervise.crew import START_RETRY_S, STATE_FILE, Crew
+from launch.supervise.panel import Panel
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

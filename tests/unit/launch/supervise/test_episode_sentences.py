@@ -6,10 +6,9 @@ import pytest
 from rich.console import Console
 
 from launch.supervise.broker_status import Answer
-from launch.supervise.terminal.end_table import not_trained
-from launch.supervise.terminal.episodes import episodes_lines
-from launch.supervise.terminal.panel import Panel
-from launch.supervise.terminal.progress_line import trailer
+from launch.supervise.panel import Panel
+from launch.supervise.progress import episodes_lines, trailer
+from launch.supervise.summary import not_trained
 
 ROW = {"kind": "KeyError", "message": "'answer'", "place": "my_task.py:23", "fault": True, "count": 32}
 EPISODES = {

@@ -1,7 +1,7 @@
 """Test that the picture of a run has what was measured: nothing, steps, and every evaluation set by its name."""
 
-from launch.supervise import learning_curve
-from launch.supervise.learning_curve import draw_curve
+from launch.supervise import summary
+from launch.supervise.summary import draw_curve
 
 BEFORE = {"step": 0, "accuracy": 0.25, "return_mean": 0.5, "answered": 8, "tasks": 8}
 
@@ -12,10 +12,8 @@ def test_a_curve_without_points_has_no_legend(tmp_path):
 
 
 def test_every_set_has_a_name_a_colour_and_a_marker(tmp_path, monkeypatch):
-    drawn, held_out = [], learning_curve._held_out
-    monkeypatch.setattr(
-        learning_curve, "_held_out", lambda *parts: drawn.append(held_out(*parts)) or drawn[-1]
-    )
+    drawn, held_out = [], summary._held_out
+    monkeypatch.setattr(summary, "_held_out", lambda *parts: drawn.append(held_out(*parts)) or drawn[-1])
     sets = [BEFORE, BEFORE | {"set": "hard"}, BEFORE | {"set": "lost", "accuracy": None, "return_mean": None}]
     draw_curve([], sets, tmp_path / "curve.png", title="run")
     assert drawn == [

@@ -6,11 +6,10 @@ import sys
 
 import pytest
 
-from launch.processes import kernel
-from launch.processes.child import Child, tail
+from launch import processes
+from launch.processes import Child, tail
 from launch.supervise import posts
-from launch.supervise.memory_errors import too_little_memory
-from launch.supervise.posts import Post, how_it_ended
+from launch.supervise.posts import Post, how_it_ended, too_little_memory
 
 DESIRED = (
     "ValueError: Free memory on device cuda:0 (20/80 GiB) is less than desired GPU memory utilization (0.5"
@@ -75,4 +74,4 @@ def test_a_kill_by_a_kernel_without_memory_is_named(tmp_path, monkeypatch, kills
 
 
 def test_the_kernel_counts_its_kills():
-    assert kernel.oom_kills() >= 0
+    assert processes.oom_kills() >= 0

@@ -8,11 +8,9 @@ import pytest
 from rich.console import Console
 
 from launch.run_file.load import check
-from launch.supervise.learning_curve import draw_curve
-from launch.supervise.terminal.end_table import held_out_rows
-from launch.supervise.terminal.metrics_tail import MEAN, SMOOTHED_STEPS, MetricsTail
-from launch.supervise.terminal.panel import Panel
-from launch.supervise.terminal.progress_line import progress_line
+from launch.supervise.panel import Panel
+from launch.supervise.progress import MEAN, SMOOTHED_STEPS, MetricsTail, progress_line
+from launch.supervise.summary import draw_curve, held_out_rows
 from protocol.files import write_whole
 
 CONFIG = check({"model": {"path": "m"}, "env": {"name": "calculator"}}, "doc")

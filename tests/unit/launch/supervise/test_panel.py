@@ -9,9 +9,9 @@ from rich.console import Console
 
 from launch.run_file.load import check
 from launch.supervise.broker_status import Answer
-from launch.supervise.starting import Starting
-from launch.supervise.terminal.panel import HEADER, PLAIN_STILL_S, Panel
-from launch.supervise.terminal.progress_line import progress_line
+from launch.supervise.panel import HEADER, PLAIN_STILL_S, Panel
+from launch.supervise.progress import progress_line
+from launch.supervise.supervisor import Starting
 
 CONFIG = check(
     {"model": {"path": "m"}, "env": {"name": "calculator"}, "learner": {"steps": 20, "evaluation_tasks": 64}},
@@ -22,7 +22,7 @@ CONFIG = check(
 @pytest.fixture
 def clock(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("launch.supervise.terminal.panel.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("launch.supervise.panel.time.monotonic", lambda: now[0])
     return now
 
 
@@ -31,7 +31,7 @@ def terminal(monkeypatch):
     """A panel on a terminal, and what it has printed."""
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=120, soft_wrap=True, highlight=False)
-    monkeypatch.setattr("launch.supervise.terminal.panel.Console", lambda **_: console)
+    monkeypatch.setattr("launch.supervise.panel.Console", lambda **_: console)
     panel = Panel()
     # The live line is drawn by a thread of rich; only its text is of interest.
     panel._status.stop()

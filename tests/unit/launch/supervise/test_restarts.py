@@ -1,6 +1,6 @@
 """Delays grow within a row of restarts; a process that has lived long enough begins a new row."""
 
-from launch.supervise.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, Patience, RestartBackoff
+from launch.supervise.health import FIRST_DELAY_S, LONGEST_DELAY_S, Patience, RestartBackoff
 
 
 def test_the_first_restart_comes_at_once_and_delays_double_up_to_the_longest():

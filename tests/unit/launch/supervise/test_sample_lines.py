@@ -8,8 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from launch.run_file.load import check
-from launch.supervise.terminal.panel import Panel
-from launch.supervise.terminal.sample_lines import evaluation_samples, fit, sample_lines
+from launch.supervise.panel import Panel, evaluation_samples, fit, sample_lines
 from learner.samples import SAMPLES_FILE, Sample, SamplePart, encode_line
 
 CONFIG = check({"model": {"path": "m"}, "env": {"name": "calculator"}}, "doc")

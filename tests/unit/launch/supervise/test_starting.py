@@ -2,8 +2,8 @@
 
 from launch.run_file.load import check
 from launch.supervise.broker_status import Answer
-from launch.supervise.starting import Starting, keep_starts, last_starts
-from launch.supervise.terminal.panel import PLAIN_STILL_S, Panel
+from launch.supervise.panel import PLAIN_STILL_S, Panel
+from launch.supervise.supervisor import Starting, keep_starts, last_starts
 
 WAITS = ["everybody waits for a learner: none has joined"]
 
@@ -28,7 +28,7 @@ def test_each_role_counts_its_slowest_process_and_joins_once():
 
 def test_plain_lines_are_rare_while_processes_start_and_do_not_repeat_the_wait(tmp_path, monkeypatch, capsys):
     clock = [1000.0]
-    monkeypatch.setattr("launch.supervise.terminal.panel.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("launch.supervise.panel.time.monotonic", lambda: clock[0])
     config = check({"model": {"path": "a/b"}, "env": {"name": "calculator"}}, "run.toml")
     panel = Panel()
     panel.heard(Answer(0.0, {"waits": WAITS}))

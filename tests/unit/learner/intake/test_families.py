@@ -332,7 +332,7 @@ def test_messages_with_long_notes_stay_within_the_bound_of_a_header():
 
 
 def test_a_decoder_leaves_special_tokens_out(tmp_path):
-    from launch.tokenizer import make_tokenizer, save_tokenizer
+    from launch.model import make_tokenizer, save_tokenizer
 
     save_tokenizer(make_tokenizer(["abc"]), tmp_path, max_length=64)
     decode_ids = open_decoder(str(tmp_path))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from actors.generator.weights.cache import cache_folder, in_order
 from launch.run_file.rules import contradictions
 from launch.run_file.sections import RunConfig
+from launch.servers import weights_url
 from launch.supervise.posts import posts
-from launch.weights_role import weights_url
 from protocol.errors import WeightsError
 from protocol.weights.files import (
     FileChunk,

@@ -1,14 +1,154 @@
-"""Derives rates from the observations of a calibration. Pure."""
+"""Observations of a real run, and the rates that follow from them.
 
+A generator is probed, a calibration is read, or the metrics of an earlier run are.
+"""
+
+import asyncio
+import itertools
 import statistics
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from actors.errors import ActorError
+from actors.generator_client import GeneratorPool, TurnRequest
+from launch.errors import LaunchError
 from launch.plan.parts import Setting
-from launch.plan.probe import Probe
-from launch.plan.rates import SETTING, Law, Measured, MeasuredRates, SharingRates
-from launch.plan.rates_file import check_rates
+from launch.plan.rates import SETTING, Law, Measured, MeasuredRates, SharingRates, check_rates
+from launch.run_folder import run_name
+from launch.supervise.summary import read_metrics
+from protocol.messages.episodes import Sampling
+from protocol.messages.peers import GeneratorInfo
+
+NO_STOP = (2_000_000_000,)
+"""A token past every vocabulary, so that answers end by their length alone."""
+LEAST_ANSWER = 32
+"""Tokens of the shortest answers that decoding is measured with. Where one request writes more in the time of a
+measurement, answers are that long."""
+TIMEOUT_S = 20.0
+
+
+@dataclass
+class Probe:
+    """Measured speed of a generator."""
+
+    decode: list[tuple[int, float]] = field(default_factory=list)
+    """Pairs of the requests at a time and the tokens per second."""
+    turn_seconds: float = 0.0
+    """Engine time that a turn costs in addition to its tokens and its prompt."""
+    prompt_tokens_per_second: float = 0.0
+    """Speed of reading the run's prompts, repeated as in its groups. 0: too fast to be measured."""
+
+
+def concurrencies(most: int) -> list[int]:
+    """Return the numbers of requests at a time to try.
+
+    Example:
+        >>> concurrencies(96), concurrencies(1)
+        ([1, 4, 16, 48, 96], [1])
+    """
+    steps = {1, 4, 16, most // 2, most}
+    return sorted(n for n in steps if 1 <= n <= most)
+
+
+def probe(
+    info: GeneratorInfo,
+    actor: str,
+    keys: Path | None,
+    prompts: Sequence[Sequence[int]],
+    *,
+    most: int,
+    room: int,
+    seconds: float,
+) -> Probe:
+    """Measure a generator that nobody else uses.
+
+    Args:
+        actor: name under which to ask; with keys, a name that they admit.
+        prompts: prompts of the requests, used in turn.
+        most: largest number of requests at a time.
+        room: longest prompt plus answer, in tokens.
+        seconds: least duration of each measurement.
+
+    Raises:
+        LaunchError: the generator does not answer.
+    """
+    try:
+        return asyncio.run(_probe(info, actor, keys, prompts, most, room, seconds))
+    except ExceptionGroup as errors:
+        failed = errors.subgroup(ActorError)
+        if failed is None:
+            raise
+        raise LaunchError(f"calibration: {info.peer} does not answer: {failed.exceptions[0]}") from None
+
+
+async def _probe(
+    info: GeneratorInfo,
+    actor: str,
+    keys: Path | None,
+    prompts: Sequence[Sequence[int]],
+    most: int,
+    room: int,
+    seconds: float,
+) -> Probe:
+    pool = GeneratorPool(actor, TIMEOUT_S, keys=keys)
+    pool.update([info])
+    source = itertools.cycle(prompts)
+    longest = max(1, room - max(map(len, prompts)))
+    found, begins = Probe(), itertools.cycle([prompt[:1] for prompt in prompts])
+    try:
+        # Measure answers of one token: first to the first token of each prompt, then to the whole prompt.
+        bare_s, whole_s = [1 / await _rate(pool, asked, most, 1, seconds) for asked in (begins, source)]
+        short = min(longest, LEAST_ANSWER)
+        alone = await _rate(pool, source, 1, short, 0.0)
+        answer = min(longest, max(short, round(alone * seconds)))
+        rates = [(n, await _rate(pool, source, n, answer, seconds)) for n in concurrencies(most)]
+    finally:
+        pool.close()
+    # A turn of one token also takes its share of a decode step, which is no cost of the turn itself.
+    found.turn_seconds = max(0.0, min(bare_s, whole_s) - 1 / rates[-1][1])
+    if whole_s > bare_s:
+        more = sum(len(prompt) - 1 for prompt in prompts) / len(prompts)
+        found.prompt_tokens_per_second = more / (whole_s - bare_s)
+    for n, rate in rates:
+        seconds_per_token = max(0.2 / rate, 1 / rate - max(0.0, whole_s - 1 / rates[-1][1]) / answer)
+        found.decode.append((n, 1 / seconds_per_token))
+    return found
+
+
+async def _rate(
+    pool: GeneratorPool, prompts: "itertools.cycle[Sequence[int]]", requests: int, answer: int, seconds: float
+) -> float:
+    """Return the tokens per second of rounds of this many requests at a time, with answers of equal length.
+
+    A round counts from its first request to its last token, and the rounds last for at least ``seconds``. So a
+    model of which no answer ends in that time is measured, too, and as many prompts are read as answers are written.
+    """
+    begin, tokens = time.monotonic(), 0
+    while tokens == 0 or time.monotonic() - begin < seconds:
+        async with asyncio.TaskGroup() as group:
+            for n in range(requests):
+                group.create_task(_ask(pool, tuple(next(prompts)), f"probe-{n}", answer))
+        tokens += requests * answer
+    return tokens / (time.monotonic() - begin)
+
+
+async def _ask(pool: GeneratorPool, prompt: tuple[int, ...], name: str, answer: int) -> None:
+    request = TurnRequest(
+        trajectory_id=name,
+        turn=0,
+        prompt=prompt,
+        max_tokens=answer,
+        sampling=Sampling(temperature=1.0),
+        stop_token_ids=NO_STOP,
+    )
+    async with aclosing(pool.turn(request)) as stream:
+        async for _ in stream:
+            pass
+
 
 QUANTILES = 40
 MOST_SLOWDOWN = 4.0
@@ -276,3 +416,82 @@ def measured_run(seen: Observations, setting: Setting, *, run: str, machine: str
 
 def _grown(seen: Observations, name: str) -> float:
     return float(seen.lines[-1].get(name, 0.0) - seen.before.get(name, 0.0))
+
+
+LEAST_STEPS = 8
+"""Steps that a run must have for its means to say something."""
+WARM_UP_STEPS = 2
+"""First steps, which are left out: they include the start."""
+
+Line = Mapping[str, Any]
+
+
+def last_run(runs: Path, name: str) -> Path | None:
+    """Return the newest run folder of this run that has enough steps, or None."""
+    folders = sorted(runs.glob(f"{name}*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return next((p for p in folders if run_name(p) == name and len(steps_of(p)) >= LEAST_STEPS), None)
+
+
+def steps_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of the learner steps behind the warm-up; empty if the metrics cannot be read."""
+    try:
+        lines = read_metrics(folder)
+    except (OSError, ValueError):
+        return []
+    return [line for line in lines if "learner/step_seconds" in line and "learner/policy_version" in line][
+        WARM_UP_STEPS:
+    ]
+
+
+def rates_data(lines: Sequence[Line], *, generators: int, members: int) -> dict[str, Any]:
+    """Return the content of a rates file, from means over the steps of a run.
+
+    The roles shared the machine while they were measured, so nothing is added for that.
+
+    Args:
+        generators: generators of the run.
+        members: trajectories that a step trains.
+
+    Example:
+        >>> line = {"generator/tokens_per_second": 300.0, "generator/running_requests": 60.0,
+        ...     "generator/idle_share": 0.25, "learner/trained_tokens": 800.0, "learner/step_seconds": 2.0,
+        ...     "learner/publish_seconds": 0.1, "rollout/turns_mean": 2.0, "rollout/length_mean_tokens": 8.0,
+        ...     "actor/env_seconds": 0.2, "rollout/uniform_trajectories": 64.0}
+        >>> data = rates_data([line] * 8, generators=1, members=32)
+        >>> data["generator"]["decode"], data["learner"]["seconds_per_token"]
+        ([{'sequences': 60.0, 'tokens_per_second': 400.0}], 0.0025)
+        >>> data["episode"]["turn_tokens"], data["episode"]["filtered_groups"]
+        (4.0, 0.2)
+    """
+    rate, running = _mean(lines, "generator/tokens_per_second"), _mean(lines, "generator/running_requests")
+    active = max(0.05, 1.0 - _mean(lines, "generator/idle_share"))
+    turns = max(1.0, _mean(lines, "rollout/turns_mean"))
+    constant, slope = fit(
+        [line["learner/trained_tokens"] for line in lines], [line["learner/step_seconds"] for line in lines]
+    )
+    uniform = max(line.get("rollout/uniform_trajectories", 0.0) for line in lines)
+    point = {
+        "sequences": max(1.0, round(running / generators, 2)),
+        "tokens_per_second": max(0.01, round(rate / generators / active, 2)),
+    }
+    return {
+        "generator": {
+            "decode": [point],
+            "pause_seconds": round(_mean(lines, "generator/update_pause_seconds"), 5),
+        },
+        "learner": {
+            "step_seconds": constant,
+            "seconds_per_token": slope,
+            "publish_seconds": round(_mean(lines, "learner/publish_seconds"), 5),
+        },
+        "episode": {
+            "turns": turns,
+            "turn_tokens": max(1.0, round(_mean(lines, "rollout/length_mean_tokens") / turns, 2)),
+            "tool_seconds": round(_mean(lines, "actor/env_seconds") / turns, 5),
+            "filtered_groups": round(uniform / max(1.0, uniform + len(lines) * members), 4),
+        },
+    }
+
+
+def _mean(lines: Sequence[Line], name: str) -> float:
+    return statistics.fmean([float(line[name]) for line in lines if name in line] or [0.0])

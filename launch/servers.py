@@ -1,6 +1,10 @@
-"""The process of a run's own judge: a vLLM server with a chat interface, whose weights never change."""
+"""The processes that serve a run beside its four roles: the weights server, and the vLLM server of its own judge."""
 
+import asyncio
+import logging
 import os
+import signal
+import socket
 import sys
 from collections.abc import Callable
 from hashlib import blake2b
@@ -9,7 +13,47 @@ from pathlib import Path
 from envs.rows.judge import OWN_KEY, OWN_MODEL, OWN_URL
 from launch.errors import ConfigError
 from launch.run_file.sections import JudgeSection, RunConfig
+from learner.run_files import SHARED_MEMORY, weights_folder
+from protocol.security.addresses import split_address
 from protocol.security.http import read_tokens
+from protocol.weights.format import version_folder
+from protocol.weights.server import WeightsServer, serving, url_for_others
+
+log = logging.getLogger(__name__)
+
+WEIGHTS = "weights"
+
+
+def weights_url(config: RunConfig, keys: Path | None) -> str:
+    """Return the URL of the learner's versions, or "" if only the learner's host has them."""
+    if not config.weights.http:
+        return ""
+    host, _, port = config.weights.http.rpartition(":")
+    own = config.weights.advertised_host
+    return url_for_others(own or host.strip("[]"), int(port), socket.gethostname(), keys)
+
+
+def serve_weights(config: RunConfig, folder: Path, keys: Path | None) -> None:
+    """Serve the learner's folder of versions until SIGTERM or SIGINT.
+
+    Raises:
+        AddressRefused: other hosts could reach the address, and there is no token to ask for.
+    """
+    host, port = split_address("weights.http", config.weights.http, keys)
+    versions = weights_folder(folder)
+    scratch = SHARED_MEMORY if versions.parent == SHARED_MEMORY else folder
+    server = WeightsServer(folder.name, lambda _, version: version_folder(versions, version), scratch, keys)
+    asyncio.run(_serve(server, host, port))
+
+
+async def _serve(server: WeightsServer, host: str, port: int) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with serving(server, host, port) as at:
+        log.info("versions are served at %s:%d", host, at)
+        await stop.wait()
+
 
 JUDGE = "judge"
 SERVER = "vllm.entrypoints.openai.api_server"

@@ -1,14 +1,30 @@
-"""Settings that the run file leaves to the hardware ("auto"), decided from the GPUs of each process. Pure."""
+"""Looks at this host's GPUs, tries them, and decides the settings that the run file leaves to them ("auto").
 
+``python -m launch.preflight.hardware COUNT`` tries the GPUs in a process of its own, which leaves them when it ends.
+"""
+
+import argparse
+import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from actors.config import OWN_GPU_SHARE, GeneratorConfig
 from launch.errors import ConfigError
-from launch.placement import GENERATOR, LEARNER, Placement
-from launch.preflight.gpu_memory import Gpu, engine_gb, rank_gb
-from launch.preflight.memory import ModelSize, tokens_at_once
+from launch.placement import (
+    GENERATOR,
+    JUDGE,
+    LEARNER,
+    VARIABLE,
+    Placement,
+    placement,
+    unused_gpus,
+    visible_gpus,
+)
+from launch.preflight.memory import Gpu, ModelSize, engine_gb, rank_gb, tokens_at_once, too_little_gpu_memory
+from launch.processes import usable_cores
 from launch.run_file.rules import stages_too_low
 from launch.run_file.sections import RunConfig
 from learner.settings.learner import LearnerConfig
@@ -201,7 +217,7 @@ def _engines_part(
         return max(engine, (whole - KEPT_MARGIN * rank) / len(engines))
     if rest > 0:
         return engine + rest / len(posts)
-    # Both cannot have what they need at most; `launch.preflight.gpu_memory` refuses what cannot work at all.
+    # Both cannot have what they need at most; `launch.preflight.memory` refuses what cannot work at all.
     return max(0.01, whole * engine / (len(engines) * engine + rank))
 
 
@@ -223,3 +239,191 @@ def in_words(config: RunConfig, placed: Placement) -> Iterator[str]:
             f"generators: {generator.dtype_used}, {graphs}, {generator.gpu_memory_utilization_used:g} of the GPU's "
             f"memory, KV cache {generator.kv_on_update_used} at updates{sleeps}"
         )
+
+
+class Decided(NamedTuple):
+    """A configuration with no setting left to the hardware, and remarks on its GPUs."""
+
+    config: RunConfig
+    remarks: list[str]
+
+
+def decided(config: RunConfig, size: ModelSize | None) -> Decided:
+    """Decide the settings of a run whose roles all share this host.
+
+    Args:
+        size: sizes of the model; None: not known.
+
+    Raises:
+        ConfigError: the layout is impossible, a GPU cannot be used, or its memory is too small.
+    """
+    visible = visible_gpus()
+    return _decided(config, placement(config, len(visible)), len(visible), size)
+
+
+def decided_by_hand(role: str, config: RunConfig) -> RunConfig:
+    """Decide the settings of one role that gets the GPUs that the shell shows.
+
+    Raises:
+        ConfigError: the shell shows too few GPUs for the role, or one cannot be used.
+    """
+    there = len(visible_gpus())
+    wanted = {
+        "learner": {LEARNER: config.learner.processes},
+        "generator": {"generator-0": config.generator.tensor_parallel_size}
+        if config.generator.backend == "vllm"
+        else {},
+        "judge": {JUDGE: 1},
+    }.get(role, {})
+    if not wanted:
+        return config
+    shown = f"{there} GPU" if there == 1 else f"{there} GPUs"
+    for post, count in wanted.items():
+        if 0 < there < count:
+            setting = "learner.processes" if post == LEARNER else "generator.tensor_parallel_size"
+            raise ConfigError(
+                f"{setting} is {count}, but this shell shows {shown}, and each process takes one of its own; lower "
+                f"{setting}, or show more ({VARIABLE})"
+            )
+    # Devices in the run file are those of `offbeat train`.
+    learner = config.learner.model_copy(update={"devices": ()})
+    generator = config.generator.model_copy(update={"devices": ()})
+    config = config.model_copy(update={"learner": learner, "generator": generator})
+    posts = {post: tuple(range(count)) for post, count in wanted.items() if there}
+    return _decided(config, Placement(posts), there, None).config
+
+
+def _decided(config: RunConfig, placed: Placement, visible: int, size: ModelSize | None) -> Decided:
+    gpus = try_gpus(visible) if placed.posts else []
+    broken, broken_idle = unusable(placed, gpus)
+    if broken:
+        raise ConfigError("\n".join(broken))
+    config = resolved(config, placed, gpus, size, usable_cores())
+    refused, tight = too_little_gpu_memory(config, placed, gpus, size)
+    if refused:
+        raise ConfigError("\n".join(refused))
+    remarks = [
+        *unused_gpus(),
+        *([placed.sentence()] if placed.posts else []),
+        *in_words(config, placed),
+        *cards(placed, gpus),
+        *placed.remarks,
+        *broken_idle,
+        *without_bfloat16(placed, gpus),
+        *tight,
+    ]
+    return Decided(config, remarks)
+
+
+def cards(placed: Placement, gpus: list[Gpu]) -> list[str]:
+    """Return a line for each kind of GPU in use, with its memory.
+
+    Example:
+        >>> placed = Placement({"learner": (0, 1), "generator-0": (2,)})
+        >>> cards(placed, [Gpu("H200", 150.1), Gpu("H200", 150.1), Gpu("A100", 42.4)])
+        ['GPU 0, 1: H200, 150.1 GB', 'GPU 2: A100, 42.4 GB']
+    """
+    kinds: dict[str, list[str]] = {}
+    for place in placed.by_gpu():
+        if place < len(gpus) and (memory_gb := gpus[place].memory_gb) is not None:
+            kinds.setdefault(f"{gpus[place].name}, {memory_gb:.1f} GB", []).append(str(place))
+    return [f"GPU {', '.join(places)}: {kind}" for kind, places in kinds.items()]
+
+
+TRY_S = 180.0
+OLDEST_BFLOAT16 = 8
+"""First major version of the compute capability that computes in bfloat16 (Ampere)."""
+
+
+def try_gpus(count: int) -> list[Gpu]:
+    """Return what torch tells of the visible GPUs; without torch, that nothing is known.
+
+    A process of its own asks, because the caller may live as long as the run and must not hold a GPU.
+
+    Args:
+        count: number of visible GPUs.
+
+    Raises:
+        ConfigError: the GPUs do not answer within `TRY_S`.
+    """
+    if not count:
+        return []
+    command = [sys.executable, "-m", "launch.preflight.hardware", str(count)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TRY_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"the GPUs have not answered for {TRY_S:g} s; look at nvidia-smi, or set {VARIABLE} to those that work"
+        ) from None
+    return read_answer(done.stdout, count)
+
+
+def read_answer(text: str, count: int) -> list[Gpu]:
+    """Return the GPUs that the last line of an answer describes; if there is no such line, that nothing is known.
+
+    Example:
+        >>> read_answer('[{"name": "A100", "memory_gb": 42.0}]', 1)[0].memory_gb
+        42.0
+        >>> read_answer("", 2)[1].memory_gb is None
+        True
+    """
+    try:
+        return [Gpu(**found) for found in json.loads(text.strip().rpartition("\n")[2])]
+    except (ValueError, TypeError):
+        return [Gpu()] * count
+
+
+def unusable(placed: Placement, gpus: Sequence[Gpu]) -> tuple[list[str], list[str]]:
+    """Return a line for each GPU that a process has and torch cannot use, and one for each such GPU that is idle."""
+    used = placed.by_gpu()
+    refused: list[str] = []
+    idle: list[str] = []
+    for place, gpu in enumerate(gpus):
+        if gpu.trouble:
+            line = f"GPU {place} cannot be used: {gpu.trouble}"
+            cure = f"; mend that (nvidia-smi shows the driver), or set {VARIABLE} to the GPUs that work"
+            (refused if place in used else idle).append(f"{line}{cure if place in used else ''}")
+    return refused, idle
+
+
+def without_bfloat16(placed: Placement, gpus: Sequence[Gpu]) -> Iterator[str]:
+    """Yield the GPUs in use that do not compute in bfloat16, so that their roles compute in float32."""
+    for place in placed.by_gpu():
+        if place < len(gpus) and not gpus[place].bfloat16:
+            yield f"GPU {place} ({gpus[place].name}) does not compute in bfloat16: its roles compute in float32"
+
+
+def ask(count: int) -> list[dict[str, Any]]:
+    """Compute on each visible GPU, and return the fields of a `Gpu` for each."""
+    import torch
+
+    found: list[dict[str, Any]] = []
+    for place in range(count):
+        try:
+            # A card that a driver lists may still lack kernels for it in this build of torch.
+            torch.ones(1, device=f"cuda:{place}").add_(1).item()
+            about = torch.cuda.get_device_properties(place)
+            free, _ = torch.cuda.mem_get_info(place)
+        except (RuntimeError, AssertionError) as error:
+            found.append({"trouble": " ".join(str(error).split())[:400]})
+            continue
+        found.append(
+            {
+                "name": about.name,
+                "memory_gb": about.total_memory / 1e9,
+                "free_gb": free / 1e9,
+                "bfloat16": about.major >= OLDEST_BFLOAT16,
+            }
+        )
+    return found
+
+
+def main() -> None:
+    """Print what torch tells of the visible GPUs, as a line of JSON."""
+    parser = argparse.ArgumentParser(prog="python -m launch.preflight.hardware", description=main.__doc__)
+    parser.add_argument("count", type=int)
+    sys.stdout.write(json.dumps(ask(parser.parse_args().count)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

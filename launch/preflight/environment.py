@@ -1,0 +1,377 @@
+"""Tries an environment and the chat template behind it, and holds the run file against what both say of themselves.
+
+Tasks are begun and one is answered before any role starts.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from actors.env_results import check_conversation, finite_rewards
+from actors.environments import EnvironmentRunner
+from actors.errors import ActorError
+from actors.render import Renderer
+from envs.base import ChatMessage, Env, HasFacts, HasTools, Split, StepResult, Suite, SuiteFacts, ToolSchema
+from envs.errors import EnvError, NotStarted
+from envs.several import ENV
+from envs.user_code import in_one_line, nearest
+from launch.errors import ConfigError
+from launch.run_file.reward_rules import quoted_answers
+from launch.run_file.sections import RunConfig
+from learner.rewards import needed_marks, needed_rewards
+
+_QUESTION: ChatMessage = {"role": "user", "content": "Question"}
+
+
+def check_follow_ups(
+    renderer: Renderer, seen: Sequence[ChatMessage], tools: Sequence[ToolSchema]
+) -> list[str]:
+    """Try the messages that may follow an answer. Return remarks on the template.
+
+    Args:
+        renderer: tokenizer and chat template of the model.
+        seen: messages with which the environment answered; empty if it ended the episode.
+        tools: schemas of the environment's tools. With tools, their results are tried, too.
+
+    Raises:
+        ConfigError: a second turn could not be rendered, or would not keep the tokens of the first.
+    """
+    remarks: list[str] = []
+    if tools and (name := tools[0]["function"]["name"]) not in renderer.text([_QUESTION], tools):
+        remarks.append(
+            f"the chat template leaves out the tools, for example {name!r}; describe them in the prompt, with the form "
+            "of a call"
+        )
+    if tools and renderer.calls.reader == "nobody":
+        remarks.append(
+            f"nobody reads the tool calls that the chat template writes, which begin with {renderer.calls.mark!r}: "
+            "each of them reaches the environment as one that cannot be read; pip install 'offbeat[renderers]' brings "
+            "readers for more models"
+        )
+    for messages in _follow_ups(seen, tools):
+        try:
+            remark = renderer.check_follow_up(messages, tools)
+        except ActorError as error:
+            raise ConfigError(f"env: the second turn of an episode: {error}") from None
+        if remark and remark not in remarks:
+            remarks.append(remark)
+    return remarks
+
+
+def _follow_ups(seen: Sequence[ChatMessage], tools: Sequence[ToolSchema]) -> Iterator[Sequence[ChatMessage]]:
+    if seen:
+        yield seen
+    for count in (1, 2) if tools else ():
+        name = tools[0]["function"]["name"]
+        yield [
+            {"role": "tool", "content": "0", "name": name, "tool_call_id": f"call{number:05d}"}
+            for number in range(count)
+        ]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """First prompt of a task, with its length in tokens."""
+
+    split: Split
+    index: int
+    tokens: int
+    place: str = ""
+    """Where a person finds the task, if the suite says it."""
+
+    @property
+    def task(self) -> str:
+        where = f" ({self.place})" if self.place else ""
+        return f"the first prompt of {self.split} task {self.index}{where}"
+
+
+class _StepRaised(ConfigError):
+    """The environment's code raised an exception."""
+
+
+class Trial:
+    """Calls an environment as an actor does: in threads, with deadlines."""
+
+    def __init__(self, config: RunConfig, suite: Suite, renderer: Renderer | None) -> None:
+        self._params, self._limit_s, self._suite = config.env.params, config.actor.env_timeout_s, suite
+        self._renderer = renderer
+        self._runner = EnvironmentRunner(calls=1)
+        self.remarks: list[str] = []
+        self.reward_names: set[str] = set()
+        """Names of the rewards that the tried answers got."""
+
+    async def facts(self) -> SuiteFacts:
+        """Return the facts of the suite. A suite may have something else of this name, which is left alone."""
+        if not isinstance(self._suite, HasFacts) or not callable(self._suite.facts):
+            return SuiteFacts()
+        found = await self._ask(self._suite.facts, what="facts of the suite")
+        return found if isinstance(found, SuiteFacts) else SuiteFacts()
+
+    async def begin(self, split: Split, index: int, label: str = "") -> Prompt | None:
+        """Begin one task; answer it, too, if it is the first of its split. Return None without a renderer.
+
+        Args:
+            label: of one environment of several, to which the task belongs; "": the index decides.
+        """
+        task = f"{split} task {index}" + (f" of {label}" if label else "")
+        data = {"index": index, "split": split, **({ENV: label} if label else {})}
+        env = await self._ask(self._suite.episode, what=f"episode of {task}", on_loop=True)
+        try:
+            messages = await self._ask(env.reset, data, what=f"reset of {task}")
+            try:
+                tokens = await self._count(env, messages, task)
+            except ConfigError:
+                raise
+            except Exception as error:
+                raise ConfigError(f"env: the prompt of {task}: {in_one_line(error)}") from None
+            failed = await self._answer(env, "", task) if index == 0 else ""
+        finally:
+            await self._ask(env.close, what=f"close of {task}")
+        if failed:
+            await self._answer_anew(task, data, failed)
+        return Prompt(split, index, tokens) if self._renderer is not None else None
+
+    async def _count(self, env: Env, messages: list[ChatMessage], task: str) -> int:
+        """Return the tokens of a first prompt, with the tools in it; 0 without a renderer."""
+        if self._renderer is None:
+            return 0
+        return len(self._renderer.prompt(messages, await self._tools(env, task)))
+
+    async def _tools(self, env: Env, task: str) -> Sequence[ToolSchema]:
+        if not isinstance(env, HasTools):
+            return ()
+        what = f"tool_schemas of {task}"
+        tools = await self._ask(env.tool_schemas, what=what, on_loop=True)
+        named = isinstance(tools, list | tuple) and all(
+            isinstance(tool, dict)
+            and isinstance(tool.get("function"), dict)
+            and isinstance(tool["function"].get("name"), str)
+            for tool in tools
+        )
+        if not named:
+            raise ConfigError(
+                f"env: {what} returned {tools!r:.200}; it has to be a list of "
+                '{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}'
+            )
+        return cast(Sequence[ToolSchema], tools)
+
+    async def _answer(self, env: Env, text: str, task: str) -> str:
+        """Answer a task. Return the error that the environment raised, or ""."""
+        what = f'step("{text}") of {task}'
+        try:
+            result = await self._ask(env.step, text, what=what)
+        except _StepRaised as error:
+            return str(error)
+        except NotStarted as error:
+            self._remark(f"the rewards were not tried: {error}")
+            return ""
+        _check_result(result, what)
+        self.reward_names.update(result.rewards)
+        try:
+            check_conversation(result.messages(), what)
+        except ActorError as error:
+            raise ConfigError(f"env: {error}") from None
+        if self._renderer is not None:
+            tools = await self._tools(env, task)
+            remarks = check_follow_ups(self._renderer, result.messages(), tools)
+            for remark in remarks:
+                self._remark(remark)
+        return ""
+
+    def _remark(self, remark: str) -> None:
+        if remark not in self.remarks:
+            self.remarks.append(remark)
+
+    async def _answer_anew(self, task: str, data: dict[str, Any], failed: str) -> None:
+        """Answer a task that could not take an empty answer with a short one, which must work."""
+        env = await self._ask(self._suite.episode, what=f"episode of {task}", on_loop=True)
+        try:
+            await self._ask(env.reset, data, what=f"reset of {task}")
+            if again := await self._answer(env, "0", task):
+                raise ConfigError(again)
+        finally:
+            await self._ask(env.close, what=f"close of {task}")
+        self.remarks.append(f"{failed}; an empty answer fails its episode")
+
+    async def close(self) -> None:
+        try:
+            await self._ask(self._suite.close, what="close of the suite")
+        finally:
+            self._runner.close()
+
+    async def _ask(
+        self, function: Callable[..., Any], *arguments: Any, what: str, on_loop: bool = False
+    ) -> Any:
+        try:
+            return await self._runner.call(
+                function, *arguments, what=what, timeout_s=self._limit_s, on_loop=on_loop
+            )
+        except NotStarted:
+            raise
+        except (EnvError, ActorError) as error:
+            raise ConfigError(f"env: {what}: {error}") from None
+        except Exception as error:
+            raise _StepRaised(f"env: {what}: {in_one_line(error, self._params)}") from None
+
+
+def _check_result(result: object, what: str) -> None:
+    if not isinstance(result, StepResult):
+        raise ConfigError(
+            f"env: {what} returned a {type(result).__name__}; it has to be an envs.base.StepResult"
+        )
+    try:
+        finite_rewards(result)
+    except ActorError as error:
+        raise ConfigError(f"env: {what}: {error}") from None
+
+
+def fitted(config: RunConfig, facts: SuiteFacts) -> tuple[RunConfig, list[str]]:
+    """Return the configuration with at most as many evaluation tasks as held-out tasks, and a remark on that."""
+    there, wanted = facts.heldout_tasks, config.learner.evaluation_tasks
+    if there is None or wanted <= there:
+        return config, []
+    learner = config.learner.model_copy(update={"evaluation_tasks": there})
+    remark = f"learner.evaluation_tasks is {wanted}, but there are {there} held-out tasks: evaluations have {there}"
+    return config.model_copy(update={"learner": learner}), [remark]
+
+
+def sets_without_tasks(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
+    """Yield the refusal of a named evaluation set that asks for more held-out tasks than there are."""
+    for name, of in config.learner.evaluation.items():
+        there = facts.heldout_by_env.get(of.env) if of.env else facts.heldout_tasks
+        if there is not None and of.first_task + of.tasks > there:
+            yield (
+                f"learner.evaluation.{name} has the tasks {of.first_task} to {of.first_task + of.tasks - 1}, but there "
+                f"are {there} held-out tasks; lower its tasks or first_task"
+            )
+
+
+def shared_ports(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
+    """Yield the refusal of each port on which several actors, or several environments of one, would listen."""
+    for port in sorted(set(facts.fixed_ports)):
+        if config.actor.count > 1:
+            yield (
+                f"actor.count is {config.actor.count}, and each actor would listen on port {port} of this host, which "
+                "only one process can; give port 0 in env.params.listen, so that each takes a free one, or set "
+                "actor.count = 1"
+            )
+        elif facts.fixed_ports.count(port) > 1:
+            yield (
+                f"several [[env]] tables listen on port {port}; give each a port of its own, or port 0, in its "
+                "params.listen"
+            )
+
+
+def unknown_rewards(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
+    """Yield the refusal of each named reward that the environment does not have."""
+    if (names := facts.reward_names) is None:
+        return
+    for field, name in needed_rewards(config.learner):
+        if name not in names:
+            what = "" if field.endswith(f".{name}") else f' is "{name}"'
+            yield (
+                f"{field}{what}: the environment has no reward of this name"
+                f"{nearest(name, list(names))} (rewards: {', '.join(names)})"
+            )
+
+
+def rewards_not_seen(config: RunConfig, facts: SuiteFacts, seen: Collection[str]) -> Iterator[str]:
+    """Yield a remark on each named reward that no tried answer got, if the environment does not list its rewards.
+
+    A right answer may get rewards that an empty one does not, so this is no refusal.
+    """
+    if facts.reward_names is not None or not seen:
+        return
+    for field, name in needed_rewards(config.learner):
+        if name not in seen:
+            what = "" if field.endswith(f".{name}") else f' is "{name}"'
+            yield (
+                f"{field}{what}: the tried answers got no reward of this name{nearest(name, list(seen))} (rewards: "
+                f"{', '.join(sorted(seen))}); if it is right, list it in SuiteFacts.reward_names"
+            )
+
+
+def missing_marks(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
+    """Yield the refusal of each mark that the environment is known not to give."""
+    if (names := facts.mark_names) is None:
+        return
+    for field, name in needed_marks(config.learner):
+        if name not in names:
+            yield (
+                f'{field} needs the mark "{name}" of each turn, which the environment does not give (marks: '
+                f"{', '.join(names) or 'none'}); add it to StepResult.marks (docs/extend/environments.md), or choose a "
+                "method without it"
+            )
+
+
+def no_room(config: RunConfig, prompts: Sequence[Prompt], context: int | None) -> Iterator[str]:
+    """Yield the refusal of prompts that leave no room for an answer; the longest is named."""
+    sampling = config.learner.sampling
+    most, longest = sampling.context_tokens, max(prompts, key=lambda p: p.tokens, default=None)
+    if longest is None or longest.tokens < most:
+        return
+    needed = longest.tokens + sampling.max_turn_tokens
+    others = [
+        f"{field} (now {value})"
+        for field, value in (
+            ("generator.max_model_len", config.generator.max_model_len),
+            ("learner.micro_batch_tokens", config.learner.micro_batch_tokens),
+        )
+        if value < needed
+    ]
+    where = f"{longest.task} has {longest.tokens} tokens"
+    if context is not None and needed > context:
+        yield f"{where}, and an answer needs {sampling.max_turn_tokens}, but the model takes {context}; shorten it"
+        return
+    yield (
+        f"learner.sampling.{sampling.context_setting} is {most}, prompt included, but {where}, which leaves no room "
+        f"for an answer; raise it{''.join(f' and {other}' for other in others)} to at least {needed}"
+    )
+
+
+def cut_answers(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Yield a remark if prompts leave less room than the longest answer may take."""
+    sampling = config.learner.sampling
+    room = sampling.context_tokens - sampling.max_turn_tokens
+    tight = [prompt for prompt in prompts if prompt.tokens > room]
+    if tight:
+        longest = max(tight, key=lambda prompt: prompt.tokens)
+        yield (
+            f"{longest.task} has {longest.tokens} tokens, so its answer is cut after "
+            f"{sampling.context_tokens - longest.tokens} tokens, not after max_turn_tokens = "
+            f"{sampling.max_turn_tokens}; learner.sampling.{sampling.context_setting} = "
+            f"{longest.tokens + sampling.max_turn_tokens} would avoid that"
+        )
+
+
+_PLACE = re.compile(r"\{\w+\}")
+
+
+def no_room_for_notes(
+    config: RunConfig, prompts: Sequence[Prompt], encode: Callable[[str], Sequence[int]]
+) -> Iterator[str]:
+    """Yield the refusal of a note that leaves no room for an answer behind the longest prompt.
+
+    The answers in a note are taken to be as long as one turn may be.
+
+    Args:
+        config: with the family.
+        prompts: first prompts that were tried; those of evaluations have no note.
+        encode: turns text into tokens.
+    """
+    family, sampling = config.learner.family, config.learner.sampling
+    notes = {name: getattr(family, name, "") for name in ("note", "reflection")}
+    longest = max((p for p in prompts if p.split == "train"), key=lambda p: p.tokens, default=None)
+    if not any(notes.values()) or longest is None:
+        return
+    words, name = max((len(encode("\n\n" + _PLACE.sub("", note))), name) for name, note in notes.items())
+    quoted = quoted_answers(family) * sampling.max_turn_tokens
+    if longest.tokens < sampling.context_tokens <= longest.tokens + words + quoted:
+        needed = longest.tokens + words + quoted + sampling.max_turn_tokens
+        yield (
+            f"learner.sampling.{sampling.context_setting} is {sampling.context_tokens}, prompt included, but "
+            f"{longest.task} has {longest.tokens} tokens, the words of learner.family.{name} {words}, and the answers "
+            f"in it up to {quoted}, which leaves no room for an answer; raise it, and generator.max_model_len, to "
+            f"{needed} or more, or shorten the note"
+        )
