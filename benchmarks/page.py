@@ -58,6 +58,8 @@ COMMANDS = {
     "weights": "weights --repetitions 5",
 }
 """Program and arguments that write benchmarks/results/NAME.json, by NAME, which may have a folder."""
+CAMPAIGNS = ("harnesses",)
+"""Those of `COMMANDS` whose program is in tests/campaigns."""
 _PLACE = re.compile(r"<!-- results: ([\w/-]+)\.([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 _HEADLINES = re.compile(r"<!-- headlines -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -74,7 +76,8 @@ def filled(page: str, results: Path = RESULTS) -> str:
 
 def command(name: str) -> str:
     """Return the command line that writes benchmarks/results/NAME.json."""
-    return f"python -m benchmarks.{COMMANDS[name]} --json benchmarks/results/{name}.json"
+    folder = "tests.campaigns" if name in CAMPAIGNS else "benchmarks"
+    return f"python -m {folder}.{COMMANDS[name]} --json benchmarks/results/{name}.json"
 
 
 def _table(name: str, table: str, results: Path) -> str:

@@ -28,9 +28,8 @@ from benchmarks.agent_cost.client import TURNS
 from benchmarks.agent_cost.servers import SERVERS, Server
 from benchmarks.agent_cost.serving import CLIENT, converse
 from benchmarks.agent_process import AgentProcess
-from benchmarks.generation.meter import Meter
-from benchmarks.generation.model import SIZES, make_model
-from benchmarks.generation.program import spread
+from benchmarks.generation.program import SIZES, make_model, spread
+from benchmarks.generation.system import Meter
 from benchmarks.report import save_results
 
 NAMES = {

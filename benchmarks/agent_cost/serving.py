@@ -16,7 +16,7 @@ from typing import Any
 from actors.config import GeneratorConfig
 from actors.generator.vllm_engine.engine import engine_arguments
 from benchmarks.agent_process import AgentProcess
-from benchmarks.generation.meter import Meter, Outcome, children
+from benchmarks.generation.system import Meter, Outcome, children
 from launch.processes import free_port
 
 START_S = 180.0

@@ -10,9 +10,8 @@ from typing import Any
 from actors.config import GeneratorConfig
 from benchmarks.agent_cost.serving import Serve
 from benchmarks.envs.random_prompt import PromptSuite
-from benchmarks.generation.meter import Outcome, Work
 from benchmarks.generation.program import rate, spread
-from benchmarks.generation.system import System
+from benchmarks.generation.system import Outcome, System, Work
 from envs.registry import EnvConfig
 from protocol.security import key_files
 

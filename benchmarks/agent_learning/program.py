@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.agent_learning.rows import write_rows
-from benchmarks.harnesses.installing import programs_of
 from benchmarks.report import ROOT, measured, pyplot, save_results
+from tests.campaigns.harnesses.program import programs_of
 
 RUN_FILE = Path(__file__).with_name("agent_learning.toml")
 FOLDER = ROOT / "build" / "agent_learning"

@@ -11,7 +11,7 @@ from benchmarks.agent_process import AgentProcess
 from benchmarks.report import ROOT
 
 PYTHON = ROOT / "build" / "harnesses" / "langgraph" / "bin" / "python"
-"""Python of langgraph's virtual environment, which `benchmarks.harnesses.installing` makes."""
+"""Python of langgraph's virtual environment, which `tests.campaigns.harnesses.program` makes."""
 AGENT = Path(__file__).with_name("agent.py")
 
 

@@ -12,18 +12,156 @@ fresh process and a fresh journal.
 
 import argparse
 import logging
+import os
 import signal
+import statistics
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.broker.arms import LONG, LOOP, OTHERS, OURS, Arm
-from benchmarks.broker.measuring import latency, make_load, summary, throughput
-from benchmarks.broker.others import why_no_redis
-from benchmarks.broker.tables import Results, headlines, tables
+from benchmarks.broker.arms import LONG, LOOP, OTHERS, OURS, Arm, Run, ours, running, why_no_redis
+from benchmarks.broker.load import Load
 from benchmarks.report import save_results
+
+WINDOWS = {1 << 10: 64, 1 << 14: 64, 1 << 17: 32, 1 << 20: 16}
+ACTORS = 8
+WARM_S = 0.5
+WAIT_S = 30.0
+LATENCY_RATE, LATENCY_SAMPLES, LATENCY_WARM = 1_000.0, 3_000, 500
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the user and system seconds of all threads of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def measure(run: Run, seconds: float, nbytes: int) -> dict[str, float]:
+    """Wait until segments flow, then measure rates and CPU time per segment for ``seconds``."""
+    until(lambda: run.done.value > 0, "segments flow")
+    time.sleep(WARM_S)
+    cpu, done, at = cpu_seconds(run.pid), run.done.value, time.perf_counter()
+    time.sleep(seconds)
+    cpu, done, at = cpu_seconds(run.pid) - cpu, run.done.value - done, time.perf_counter() - at
+    assert done, "no segment was done in this time"
+    return {"cpu_us": cpu / done * 1e6, "per_s": done / at, "mb_per_s": done * nbytes / at / 1e6}
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {WAIT_S:g} s: {what}")
+        time.sleep(0.01)
+
+
+def make_load(nbytes: int, segments: int = 1) -> Load:
+    window = max(ACTORS, WINDOWS[nbytes] // segments)
+    return Load("", nbytes, ACTORS, window, outstanding=4 * window, segments=segments)
+
+
+def throughput(arm: Arm, load: Load, arguments: argparse.Namespace) -> dict[str, float]:
+    with (
+        tempfile.TemporaryDirectory(dir=arguments.folder) as folder,
+        running(arm, Path(folder), load, arguments.redis) as run,
+    ):
+        return measure(run, arguments.seconds, load.nbytes)
+
+
+def latency(arm: Arm, arguments: argparse.Namespace) -> dict[str, float]:
+    """Measure the time in ms from sending a segment of 16 KB to its acknowledgement, at 1,000 segments/s.
+
+    Raises:
+        TimeoutError: the acknowledgements did not come within `WAIT_S`.
+    """
+    load = replace(make_load(1 << 14), rate=LATENCY_RATE, samples=LATENCY_SAMPLES + LATENCY_WARM)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, ours(arm, Path(folder), load) as run:
+        if not run.results.poll(WAIT_S):
+            raise TimeoutError(f"{arm.name}: {LATENCY_SAMPLES} acknowledgements did not come in {WAIT_S:g} s")
+        cuts = statistics.quantiles(run.results.recv()[LATENCY_WARM:], n=100)
+    return {"p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3}
+
+
+def summary(rows: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Return the median, minimum and maximum of each figure."""
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return {name: [statistics.median(v), min(v), max(v)] for name, v in columns.items()}
+
+
+FIGURES = {
+    "over_loop": "CPU over that of the loop in Python that only forwards, round by round",
+    "cpu_us": "CPU microseconds of the broker per segment",
+    "per_s": "segments/s",
+    "mb_per_s": "MB/s",
+}
+Results = dict[str, dict[str, Any]]
+
+
+def tables(results: dict[str, Results], chosen: list[str]) -> dict[str, str]:
+    """Return the results as Markdown tables, by name."""
+    found = dict[str, str]()
+    if "sizes" in results:
+        for figure, title in FIGURES.items():
+            rows = "\n".join(_table(results["sizes"], chosen, figure))
+            found[figure] = f"**{title}** (median, in brackets minimum and maximum)\n\n{rows}"
+    if "latency" in results:
+        rows = "\n".join(_rows(results["latency"], {"p50_ms": ("p50", 2), "p99_ms": ("p99", 2)}))
+        found["latency"] = (
+            f"**Milliseconds from sending a segment of 16 KB to its acknowledgement**\n\n{rows}"
+        )
+    if "peers" in results:
+        columns = {
+            "cpu_us": ("CPU us a segment", 0),
+            "over_loop": ("over the forwarder", 2),
+            "per_s": ("segments/s", 0),
+        }
+        rows = "\n".join(_rows(results["peers"], columns))
+        found["peers"] = f"**Cost of a segment of 16 KB over connected actors**\n\n{rows}"
+    return found
+
+
+def headlines(results: dict[str, Results]) -> list[tuple[str, str, str]]:
+    """Return the cost of the broker as it is shipped, encrypted with a synced journal, for the README."""
+    row = results.get("sizes", {}).get("ours, CURVE, journal synced", {})
+    what = "CPU of the broker for a segment of {}, encrypted, journal synced (less is better)"
+    return [
+        (what.format(size), "a plain ZeroMQ forwarder in Python", _cell(figures["over_loop"], 2))
+        for size, figures in row.items()
+    ]
+
+
+def _table(rows: Results, columns: list[str], figure: str) -> list[str]:
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name, row in rows.items():
+        digits = 2 if figure == "over_loop" else 0
+        cells = [
+            row["missing"] if "missing" in row else _cell(row[column][figure], digits) for column in columns
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _rows(rows: Results, columns: dict[str, tuple[str, int]]) -> list[str]:
+    """Return the lines of a table. ``columns`` gives the title and the number of digits of each column."""
+    lines = [
+        f"| | {' | '.join(title for title, _ in columns.values())} |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    for name, row in rows.items():
+        cells = [_cell(row[column], digits) for column, (_, digits) in columns.items()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cell(figures: list[float], digits: int) -> str:
+    median, least, most = (f"{figure:,.{digits}f}" for figure in figures)
+    return median if least == most else f"{median} [{least}, {most}]"
+
 
 SIZES = {"1 KB": 1 << 10, "16 KB": 1 << 14, "128 KB": 1 << 17, "1 MB": 1 << 20}
 PEERS, RATES, AN_ACTOR = (1, 16, 64, 256), (1_000.0, 4_000.0), 4

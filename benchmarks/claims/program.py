@@ -25,11 +25,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims.cells import Cell, cell_from, measure, settings_of, value_of
 from benchmarks.claims.claims import BUDGETS, CLAIMS, Budget, arms_of, configured
-from benchmarks.claims.table import plot, tables
+from benchmarks.claims.table import Cell, cell_from, measure, plot, settings_of, tables, value_of
+from benchmarks.real_system import running
 from benchmarks.report import save_results
-from benchmarks.staleness.lag_system import running
 
 SEEDS = (0, 1, 2, 3, 4)
 

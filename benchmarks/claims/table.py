@@ -1,14 +1,255 @@
-"""Tables and figure of `benchmarks.claims`."""
+"""Cells of the claims (one arm with one seed), what they say about a claim, and the tables and plots that show it."""
 
+import hashlib
 import math
+import shutil
 import statistics
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-from benchmarks.claims.cells import Cell, value_of
-from benchmarks.claims.claims import ARMS, BUDGETS, CLAIMS, Bar, Claim, Measure
-from benchmarks.claims.verdicts import ENOUGH_SEEDS, Difference, difference, verdict
+from benchmarks.claims.claims import ARMS, BUDGETS, CLAIMS, Bar, Budget, BudgetUnit, Claim, Measure
+from benchmarks.real_system import CountingExchange, System, lag_is_exact, learning
 from benchmarks.report import pyplot
+from benchmarks.staleness import fingerprint
+from launch.run_file.sections import RunConfig
+from learner.intake.evaluation import mean_rewards, share_correct
+from learner.trajectory import Trajectory, Unit
+from protocol import names
+
+LAST = 0.2
+"""Share of the budget, at the end of a run, that "final" is about."""
+
+
+class Point(NamedTuple):
+    """One batch: what was sampled so far, and what its trajectories from the task's own prompt were like."""
+
+    tokens: int
+    """Action tokens of all batches up to this one."""
+    solved: float
+    """Share of the trajectories that solved their task."""
+    calls: float
+    """Mean number of tool calls."""
+    steps: int = 0
+    """Steps of the environment, of all batches up to this one, that the policy chose."""
+    repeated: int = 0
+    """Steps of the environment that branches repeated, which no policy chose again."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One finished run."""
+
+    arm: str
+    seed: int
+    settings: str
+    """Hash of all settings. A table holds only runs of the present settings."""
+    curve: list[Point]
+    rewards: dict[str, float]
+    """Mean rewards of the last batch, by name, as the environment gave them."""
+    exact: bool
+    """Whether each action token of each batch lagged as forced."""
+    seconds: float
+    unit: BudgetUnit = "tokens"
+    """Unit of the run's budget."""
+
+    @property
+    def used(self) -> list[int]:
+        """Tokens or steps of all batches up to each one, in the unit of the budget."""
+        return [getattr(point, self.unit) for point in self.curve]
+
+
+class PointExchange(CountingExchange):
+    """An exchange that notes what each batch was like. Groups are not filtered, so a batch is all that was sampled."""
+
+    def collect(self, *, step: int, version: int) -> list[Unit]:
+        units = super().collect(step=step, version=version)
+        self.points.append(next_point(self.points[-1] if self.points else Point(0, 0.0, 0.0), units))
+        self.rewards = mean_rewards([t for unit in units for t in members_of(unit) if is_plain(t)])
+        return units
+
+    @cached_property
+    def points(self) -> list[Point]:
+        return []
+
+
+def next_point(before: Point, units: Sequence[Unit]) -> Point:
+    """Return what a batch was like, and what was used up with it."""
+    sampled = [t for unit in units for t in members_of(unit)]
+    plain = [t for t in sampled if is_plain(t)]
+    calls = [m.value for t in plain for m in t.marks if m.name == "calls" and not isinstance(m.value, str)]
+    return Point(
+        tokens=before.tokens + sum(t.action_tokens for t in sampled),
+        solved=(plain and share_correct(plain)) or 0.0,
+        calls=sum(calls) / max(1, len(plain)),
+        steps=before.steps + sum(t.action_turns for t in sampled),
+        repeated=before.repeated + sum(map(repeated_steps, sampled)),
+    )
+
+
+def is_plain(t: Trajectory) -> bool:
+    """Return whether a trajectory is of a group that was dealt out, so that it has no hint and no prefix."""
+    return not names.stage_of(t.group_id)
+
+
+def members_of(unit: Unit) -> list[Trajectory]:
+    """Return all that was sampled for a unit, whether it is trained or not. Failed episodes are left out."""
+    members = [t for part in unit.parts for ts in (part.trained, *part.dropped.values()) for t in ts]
+    return [t for t in members if t.status != "failed"]
+
+
+def repeated_steps(t: Trajectory) -> int:
+    """Return how many actions of an earlier trajectory an episode repeated before its own first one."""
+    first = next((turn.index for turn in t.turns if turn.action), 1)
+    return first // 2 if t.parent else 0
+
+
+def measure(system: System, config: RunConfig, arm: str, seed: int, budget: Budget) -> Cell:
+    """Train an arm until its batches have used up the budget."""
+    started = time.monotonic()
+    with learning(system, config, seed, exchange_class=PointExchange) as (learner, exchange):
+        while not exchange.points or getattr(exchange.points[-1], budget.unit) < budget.amount:
+            learner.learn()
+    exact = lag_is_exact(exchange.lags_by_step, config.learner.forced_lag, learner.step)
+    shutil.rmtree(learner.run_dir)
+    return Cell(
+        arm=arm,
+        seed=seed,
+        settings=settings_of(config, budget),
+        curve=exchange.points,
+        rewards=exchange.rewards,
+        exact=exact,
+        seconds=time.monotonic() - started,
+        unit=budget.unit,
+    )
+
+
+def settings_of(config: RunConfig, budget: Budget) -> str:
+    """Return a hash of all settings that a result depends on."""
+    unit = "" if budget.unit == "tokens" else f" {budget.unit}"
+    return hashlib.sha256(f"{fingerprint(config)} {budget.amount}{unit}".encode()).hexdigest()[:12]
+
+
+def value_of(cell: Cell, measure: Measure) -> float:
+    """Return one number of a run.
+
+    Example:
+        >>> curve = [Point(100, 0.0, 4.0), Point(200, 0.5, 3.0), Point(300, 1.0, 2.0)]
+        >>> cell = Cell("grpo", 0, "", curve, {}, True, 1.0)
+        >>> value_of(cell, "area"), value_of(cell, "final"), value_of(cell, "calls")
+        (0.5, 1.0, 2.0)
+    """
+    if measure == "area":
+        parts = zip(cell.used, [0, *cell.used[:-1]], cell.curve, strict=True)
+        return sum((end - start) * point.solved for end, start, point in parts) / cell.used[-1]
+    last = last_points(cell)
+    return sum(point.solved if measure == "final" else point.calls for point in last) / len(last)
+
+
+def last_points(cell: Cell) -> list[Point]:
+    """Return the batches in the last fifth of the budget, at least one."""
+    beyond = (1.0 - LAST) * cell.used[-1]
+    return [point for point, used in zip(cell.curve, cell.used, strict=True) if used > beyond]
+
+
+def cell_from(line: dict[str, Any]) -> Cell:
+    """Return a run from a line of the file of finished runs."""
+    return Cell(**{**line, "curve": [Point(*point) for point in line["curve"]]})
+
+
+ENOUGH_SEEDS = 5
+"""Pairs that decide a claim."""
+T_975 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+)  # fmt: skip
+"""Quantile 0.975 of Student's t distribution for 1, 2, ... degrees of freedom. The last one serves all beyond."""
+
+Verdict = Literal["holds", "did not help here", "not decided", "not measured"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Paired differences of two arms in one measure; above 0 the arm is better than the baseline."""
+
+    values: tuple[float, ...]
+    """One difference for each seed that both arms have, in the order of seeds."""
+    own: tuple[float, ...] = ()
+    """What the arm itself has with each seed."""
+    baseline: tuple[float, ...] = ()
+    """What the baseline has with each seed."""
+
+    @property
+    def median(self) -> float:
+        """Median over seeds. Without a seed there is none, and asking raises StatisticsError."""
+        return statistics.median(self.values)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the mean difference by Student's t; with one pair it has no end.
+
+        Example:
+            >>> low, high = Difference((0.1, 0.2, 0.3)).interval
+            >>> round(low, 3), round(high, 3)
+            (-0.048, 0.448)
+        """
+        n = len(self.values)
+        if n < 2:
+            return (-math.inf, math.inf)
+        half = T_975[min(n - 2, len(T_975) - 1)] * statistics.stdev(self.values) / math.sqrt(n)
+        mean = statistics.fmean(self.values)
+        return (mean - half, mean + half)
+
+
+def difference(bar: Bar, treated: Mapping[int, Cell], baseline: Mapping[int, Cell]) -> Difference:
+    """Return the paired differences of two arms, whose runs are given by seed.
+
+    Of "calls" it is the share that the arm saves, 1 - arm / baseline.
+    """
+    pairs = [(treated[seed], baseline[seed]) for seed in sorted(treated.keys() & baseline.keys())]
+    own = tuple(value_of(a, bar.measure) for a, _ in pairs)
+    theirs = tuple(value_of(b, bar.measure) for _, b in pairs)
+    values = zip(own, theirs, strict=True)
+    if bar.measure == "calls":
+        # A baseline without calls leaves nothing to save.
+        return Difference(tuple(1.0 - a / b if b > 0 else 0.0 for a, b in values), own, theirs)
+    return Difference(tuple(a - b for a, b in values), own, theirs)
+
+
+def passes(bar: Bar, found: Difference) -> bool:
+    """Return whether a difference reaches a bar.
+
+    Example:
+        >>> bar = Bar("final", "grpo", 0.1)
+        >>> passes(bar, Difference((0.2, 0.2, 0.3))), passes(bar, Difference((0.2, 0.2, -0.3)))
+        (True, False)
+    """
+    if bar.reach is not None and statistics.median(found.own) < bar.reach:
+        return False
+    if bar.below is not None and statistics.median(found.baseline) >= bar.below:
+        return False
+    return found.median >= bar.least and (not bar.better or found.interval[0] > 0)
+
+
+def verdict(claim: Claim, found: Sequence[Difference]) -> Verdict:
+    """Return the verdict on a claim from the differences of its bars.
+
+    Example:
+        >>> claim = Claim("X", "x", "", (Bar("final", "grpo", 0.1),), "")
+        >>> [verdict(claim, [Difference((0.2,) * n)]) for n in (0, 2, 5)]
+        ['not measured', 'not decided', 'holds']
+    """
+    pairs = min(len(one.values) for one in found)
+    if pairs == 0:
+        return "not measured"
+    if pairs < ENOUGH_SEEDS:
+        return "not decided"
+    held = all(passes(bar, one) for bar, one in zip(claim.bars, found, strict=True))
+    return "holds" if held else "did not help here"
+
 
 WORDS: Mapping[Measure, str] = {
     "final": "solved, last fifth",
@@ -131,7 +372,7 @@ def smoothed(cell: Cell) -> list[float]:
     """Return the solved share in `PLOTTED` equal parts of the budget; a part without a batch has that of the next one.
 
     Example:
-        >>> from benchmarks.claims.cells import Point
+        >>> from benchmarks.claims.table import Point
         >>> curve = [Point(100, 0.0, 0.0), Point(200, 1.0, 0.0)]
         >>> values = smoothed(Cell("grpo", 0, "", curve, {}, True, 1.0))
         >>> values[0], values[19], values[20], values[-1]

@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu.figures import Figure
-from benchmarks.gpu.models import MODELS, ModelShape
-from benchmarks.gpu.setting import GpuSetting
+from benchmarks.gpu.setting import MODELS, GpuSetting, ModelShape
+from benchmarks.report import Figure
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.setting import GpuSetting
+from benchmarks.report import Figure
 
 
 def product_rate(setting: GpuSetting) -> list[float]:

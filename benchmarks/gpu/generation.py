@@ -15,9 +15,8 @@ import torch
 from actors.config import GeneratorConfig
 from actors.generator.engine import Request
 from actors.generator.vllm_engine.engine import VllmEngine
-from benchmarks.gpu.figures import Figure
-from benchmarks.gpu.models import MODELS, load, make_model
-from benchmarks.gpu.setting import GpuSetting
+from benchmarks.gpu.setting import MODELS, GpuSetting, load, make_model
+from benchmarks.report import Figure
 from learner.weight_copy import OutgoingWeights
 from protocol.weights.files import NewVersion
 from protocol.weights.format import DATA, Manifest, read_shapes

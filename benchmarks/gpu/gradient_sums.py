@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.gpu.figures import Figure
-from benchmarks.gpu.models import MODELS, make_model
-from benchmarks.gpu.setting import GpuSetting
+from benchmarks.gpu.setting import MODELS, GpuSetting, make_model
+from benchmarks.report import Figure
 from learner.settings.learner import LearnerConfig
 from learner.update.deepspeed_zero import accumulation, finish_step
 from learner.update.engine import TrainingEngine

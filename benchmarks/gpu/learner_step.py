@@ -18,9 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 import learner.update.target_logp as heads
 from benchmarks.gpu.ceilings import product_rate
-from benchmarks.gpu.figures import Figure
-from benchmarks.gpu.models import MODELS, load, make_batch_of, make_model, operations
-from benchmarks.gpu.setting import GpuSetting
+from benchmarks.gpu.setting import MODELS, GpuSetting, load, make_batch_of, make_model, operations
+from benchmarks.report import Figure
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import Trajectory
 from learner.update.engine import TrainingEngine

@@ -6,9 +6,9 @@ import torch
 
 from actors.generator.weights.staging import tensor_table
 from actors.generator.weights.tensors import DeviceReader, file_bytes, mapped, tensors_in
-from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.publish import make_tensors, sizes
 from benchmarks.gpu.setting import GpuSetting
+from benchmarks.report import Figure
 from learner.weight_copy import OutgoingWeights
 from protocol.weights.files import NewVersion
 from protocol.weights.format import DATA

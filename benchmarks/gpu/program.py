@@ -26,8 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.figures import Figure, table
-from benchmarks.report import save_results
+from benchmarks.report import Figure, save_results, table
 
 STEPS = {
     "ceilings": "benchmarks.gpu.ceilings",

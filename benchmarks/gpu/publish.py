@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.setting import GpuSetting
+from benchmarks.report import Figure
 from learner.publisher import Publisher
 from learner.run_files import weights_folder
 from learner.weight_copy import CopyStream, OutgoingWeights, register

@@ -8,12 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from actors.config import GeneratorConfig
-from benchmarks.generation.bare import Bare
-from benchmarks.generation.meter import Work
-from benchmarks.generation.system import System
-from benchmarks.gpu.figures import Figure
-from benchmarks.gpu.models import TEMPLATE_TOKENS, make_model
-from benchmarks.gpu.setting import GpuSetting
+from benchmarks.generation.system import Bare, System, Work
+from benchmarks.gpu.setting import TEMPLATE_TOKENS, GpuSetting, make_model
+from benchmarks.report import Figure
 from protocol.security import key_files
 
 INTERVALS = (16, 64)

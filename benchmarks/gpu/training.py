@@ -10,10 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.gpu.figures import Figure
-from benchmarks.gpu.models import make_model
-from benchmarks.gpu.setting import GpuSetting
-from benchmarks.report import ROOT
+from benchmarks.gpu.setting import GpuSetting, make_model
+from benchmarks.report import ROOT, Figure
 
 RUN_FILE = Path(__file__).with_name("training.toml")
 ARMS = {

@@ -11,10 +11,9 @@ from typing import Literal
 from actors.config import GeneratorConfig
 from actors.generator.engine import Request
 from actors.generator.vllm_engine.engine import VllmEngine
-from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.generation import published, requests_of
-from benchmarks.gpu.models import make_model
-from benchmarks.gpu.setting import GpuSetting
+from benchmarks.gpu.setting import GpuSetting, make_model
+from benchmarks.report import Figure
 
 KINDS: tuple[Literal["kept", "recomputed"], ...] = ("kept", "recomputed")
 TOKENS_OF_EACH = 32

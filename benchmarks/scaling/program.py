@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.broker.arms import OURS, ours
-from benchmarks.broker.measuring import make_load, measure
+from benchmarks.broker.program import make_load, measure
 from benchmarks.report import save_results
 from benchmarks.scaling.learner import LENGTHS, fit, step_times
 

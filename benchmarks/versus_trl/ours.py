@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.staleness.lag_parts import SampledCurriculum
-from benchmarks.staleness.lag_system import System, running
+from benchmarks.real_system import SampledCurriculum, System, running
 from benchmarks.versus_trl.runs import Run, Spec
 from launch.run_file.load import check
 from launch.run_file.sections import RunConfig

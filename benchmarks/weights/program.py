@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.config import GeneratorConfig
-from benchmarks.generation.model import SIZES, make_model
+from benchmarks.generation.program import SIZES, make_model
 from benchmarks.report import save_results
 from benchmarks.weights.sides import RUN, Side, Taken, Told, run_generator, run_server
 from learner.publisher import Publisher

@@ -361,7 +361,7 @@ class LearnerConfig(Section):
 
     @property
     def dtype_used(self) -> Literal["float32", "bfloat16"]:
-        """Float type of the model that is trained; an "auto" that `launch.preflight.hardware` has not resolved is float32."""
+        """Float type of the model that is trained; float32 for an "auto" that is not resolved yet."""
         return "float32" if self.dtype == "auto" else self.dtype
 
     @property

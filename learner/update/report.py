@@ -52,7 +52,9 @@ class UpdateOutcome:
     """True if only the critic learns in this step, so that the policy must not move."""
     state: AdaptiveState | None = None
     routes: float = 0.0
-    """Choices of an expert that were replayed, see `learner.update.routed_experts`; the router chose others for ``rerouted``."""
+    """Choices of an expert that were replayed, see `learner.update.routed_experts`.
+
+    The router chose others for ``rerouted`` of them."""
     rerouted: float = 0.0
     routed_inputs: float = 0.0
     """Input tokens with experts of the generator, of ``route_inputs`` in all."""

@@ -23,7 +23,17 @@ KINDS = (
 @pytest.mark.timeout(900)
 def test_ten_faults(root, tmp_path):
     out = tmp_path / "campaign.json"
-    command = [sys.executable, "-m", "benchmarks.faults", "--faults", "10", "--seed", "3", "--kinds", *KINDS]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.campaigns.faults",
+        "--faults",
+        "10",
+        "--seed",
+        "3",
+        "--kinds",
+        *KINDS,
+    ]
     ended = subprocess.run(
         [*command, "--dir", str(tmp_path / "run"), "--out", str(out)],
         cwd=root,

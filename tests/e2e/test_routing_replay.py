@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from benchmarks.envs.letter import LetterSuite
+from benchmarks.envs.letters import LetterSuite
 from launch.model import make_tokenizer, save_tokenizer
 
 pytestmark = pytest.mark.timeout(600)

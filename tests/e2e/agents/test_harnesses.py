@@ -21,7 +21,7 @@ def harnesses(root):
 
     def run(*options):
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.harnesses", "--venvs", "build/harnesses", *options],
+            [sys.executable, "-m", "tests.campaigns.harnesses", "--venvs", "build/harnesses", *options],
             cwd=root, capture_output=True, text=True, timeout=580,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr

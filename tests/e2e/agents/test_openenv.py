@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-from benchmarks.harnesses.installing import programs_of
 from envs.errors import ServerLost
 from envs.registry import make_suite
+from tests.campaigns.harnesses.program import programs_of
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.soak]
 SERVER = """

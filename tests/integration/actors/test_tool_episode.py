@@ -9,9 +9,9 @@ import pytest
 from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.sampled import Sampled
-from benchmarks.harnesses.program import make_renderer
 from envs.registry import make_suite
 from protocol.messages.episodes import LeaseTask, Sampling, Task
+from tests.campaigns.harnesses.program import make_renderer
 
 CODE = '''
 class Sums:

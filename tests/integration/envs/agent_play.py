@@ -11,10 +11,10 @@ from actors.episode import Bounds, Episode
 from actors.errors import TemplateUnusable
 from actors.render import Renderer
 from actors.sampled import Sampled
-from benchmarks.harnesses.program import make_renderer
 from envs.registry import make_suite
 from learner.intake.trajectories import assemble
 from protocol.messages.episodes import LeaseTask, Sampling, Task
+from tests.campaigns.harnesses.program import make_renderer
 
 END = "<|im_end|>"
 

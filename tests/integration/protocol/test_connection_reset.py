@@ -10,11 +10,11 @@ import time
 import pytest
 import zmq
 
-from benchmarks.faults.wire import Proxy
 from protocol.codec import encode, messages_in
 from protocol.messages.episodes import DeliveryCredit
 from protocol.messages.peers import Heartbeat, Hello, Welcome
 from protocol.sockets import AsyncLink, ThreadLink, router
+from tests.campaigns.faults.scene import Proxy
 
 HELLO = Hello(role="actor", peer="a", incarnation=1)
 DEADLINE_S = 120.0

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.agent_cost import client, program, tokens
 from benchmarks.agent_process import ENDED, AgentProcess
-from benchmarks.generation.meter import Outcome
+from benchmarks.generation.system import Outcome
 
 ECHO = """
 import json, sys

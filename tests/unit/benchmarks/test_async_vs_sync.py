@@ -9,11 +9,22 @@ import numpy as np
 import pytest
 
 from benchmarks import endtoend
-from benchmarks.async_vs_sync.program import ARMS, configured, fingerprint
-from benchmarks.async_vs_sync.run import Run, Snapshot, Step, read
-from benchmarks.async_vs_sync.table import pairs, reward_ratio, tables, time_to_reward, token_ratio
-from benchmarks.envs.known_work import LENGTHS, WorkSuite
-from benchmarks.staleness.lag_system import System
+from benchmarks.async_vs_sync import (
+    ARMS,
+    Run,
+    Snapshot,
+    Step,
+    configured,
+    fingerprint,
+    pairs,
+    read,
+    reward_ratio,
+    tables,
+    time_to_reward,
+    token_ratio,
+)
+from benchmarks.envs.letters import LENGTHS, WorkSuite
+from benchmarks.real_system import System
 from envs.errors import EnvError
 from learner.intake.session import TIME_LIMIT
 
@@ -105,7 +116,7 @@ def test_only_training_waits_for_tools(monkeypatch):
     async def sleep(seconds):
         slept.append(seconds)
 
-    monkeypatch.setattr("benchmarks.envs.known_work.asyncio.sleep", sleep)
+    monkeypatch.setattr("benchmarks.envs.letters.asyncio.sleep", sleep)
     suite = WorkSuite(kinds=[[8, 2, 1.0]], latency_s=(0.2, 2.0))
 
     async def play(split):

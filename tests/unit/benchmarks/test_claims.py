@@ -11,12 +11,26 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from benchmarks.claims.cells import Cell, Point, PointExchange, cell_from, next_point, settings_of, value_of
+from benchmarks import real_system
 from benchmarks.claims.claims import ARMS, BUDGETS, CLAIMS, TASKS, Bar, Budget, Claim, arms_of, configured
 from benchmarks.claims.program import main, parse
-from benchmarks.claims.table import plot, smoothed, tables
-from benchmarks.claims.verdicts import T_975, Difference, difference, passes, verdict
-from benchmarks.staleness import lag_system
+from benchmarks.claims.table import (
+    T_975,
+    Cell,
+    Difference,
+    Point,
+    PointExchange,
+    cell_from,
+    difference,
+    next_point,
+    passes,
+    plot,
+    settings_of,
+    smoothed,
+    tables,
+    value_of,
+    verdict,
+)
 from envs.registry import make_suite
 from launch.model import make_tokenizer, save_tokenizer
 from launch.run_file.load import load
@@ -116,10 +130,10 @@ def test_arms_with_families_differ_from_the_baseline_in_these_alone():
 def test_a_learner_of_the_benchmark_has_the_families_of_its_arm(name, kind, tmp_path, monkeypatch):
     save_tokenizer(make_tokenizer(["abc"]), tmp_path / "model", max_length=64)
     for part in ("TrainingEngine", "join", "Publisher", "Report", "Learner"):
-        monkeypatch.setattr(lag_system, part, MagicMock())
+        monkeypatch.setattr(real_system, part, MagicMock())
     config = configured(ARMS[name])
-    system = lag_system.System(config, tmp_path, str(tmp_path / "model"), [])
-    with lag_system.learning(system, config, 3, exchange_class=PointExchange) as (_, exchange):
+    system = real_system.System(config, tmp_path, str(tmp_path / "model"), [])
+    with real_system.learning(system, config, 3, exchange_class=PointExchange) as (_, exchange):
         families, tasks = exchange.intake.families, exchange.curriculum.refill(version=0, lockstep=True)
     assert kind == (None if families is None else families.config.kind)
     # One batch under way and one ahead, as the lag is forced, each of four tasks.

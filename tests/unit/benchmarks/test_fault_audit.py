@@ -5,13 +5,20 @@ import json
 import msgspec
 import pytest
 
-from benchmarks.faults.audit import Replay, audit
-from benchmarks.faults.learner import by_log, by_metrics, said_by_learner
-from benchmarks.faults.proof import acknowledged, by_fault, prove
-from benchmarks.faults.table import failures, merged, read_lines, summary, table
 from broker.journal.records import Kind
 from broker.recovery import Snapshot, snapshot
 from tests.broker_driver import Driver, group
+from tests.campaigns.faults.audit import Replay, audit, by_log, by_metrics, said_by_learner
+from tests.campaigns.faults.proof import (
+    acknowledged,
+    by_fault,
+    failures,
+    merged,
+    prove,
+    read_lines,
+    summary,
+    table,
+)
 
 
 @pytest.fixture

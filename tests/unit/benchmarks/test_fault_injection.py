@@ -6,11 +6,6 @@ import numpy as np
 import pytest
 
 from actors.generator.weights.staging import Announced, Stage
-from benchmarks.faults.kinds import KINDS
-from benchmarks.faults.program import schedule
-from benchmarks.faults.stage import NEEDS_MEMORY, NEEDS_NETWORK, NEEDS_TMPFS, NEEDS_WIRE
-from benchmarks.faults.stopped import half_a_record, somewhere_in_the_middle
-from benchmarks.faults.weights import _replace, flipped, mixed, replaced, truncated
 from broker.errors import JournalError
 from broker.journal.files import numbers, read_file
 from broker.journal.opening import survey
@@ -18,6 +13,11 @@ from broker.journal.records import Kind, file_name
 from protocol.errors import WeightsError
 from protocol.weights.files import write_version
 from protocol.weights.format import read_manifest
+from tests.campaigns.faults.edges import half_a_record, somewhere_in_the_middle
+from tests.campaigns.faults.kinds import KINDS
+from tests.campaigns.faults.network import NEEDS_MEMORY, NEEDS_NETWORK, NEEDS_TMPFS, NEEDS_WIRE
+from tests.campaigns.faults.program import schedule
+from tests.campaigns.faults.weights import _replace, flipped, mixed, replaced, truncated
 from tests.journals import begin, contents
 
 SHAPES = {"a": ("F32", (64, 64))}

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from benchmarks.faults.wire import Flips, Proxy, Swaps
+from tests.campaigns.faults.scene import Flips, Proxy, Swaps
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.fuzz import program as fuzz
-from benchmarks.fuzz.engine import Hang, Loop
+from tests.campaigns.fuzz import program as fuzz
+from tests.campaigns.fuzz.engine import Hang, Loop
 
 INPUTS = {"decoder": 800, "broker": 40, "journal": 400, "manifest": 300, "session": 300}
 

@@ -1,7 +1,7 @@
 """Test what `benchmarks.generation` and `benchmarks.weights` print for known figures."""
 
 from benchmarks.generation import program as generation
-from benchmarks.generation.meter import Outcome
+from benchmarks.generation.system import Outcome
 from benchmarks.weights import program as weights
 
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from benchmarks.gpu import program
-from benchmarks.gpu.figures import Figure, table
-from benchmarks.gpu.models import ModelShape, make_batch_of, operations
-from benchmarks.report import ROOT
+from benchmarks.gpu.setting import ModelShape, make_batch_of, operations
+from benchmarks.report import ROOT, Figure, table
 from launch.run_file.load import load
 from launch.run_file.rules import contradictions
 

@@ -8,18 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.learner.arms import (
+from benchmarks.learner import (
     LONGEST,
     SHARED,
     SIZES,
     BareLoop,
     Size,
     answer_lengths,
+    flame_graph,
+    learner_config,
     make_model,
     make_trajectories,
+    plan,
+    sample,
+    spread,
+    table,
 )
-from benchmarks.learner.profile import flame_graph, sample
-from benchmarks.learner.program import learner_config, plan, spread, table
 from learner.advantages import assign_credit
 from learner.settings.learner import LearnerConfig
 from learner.update.batch import make_batch

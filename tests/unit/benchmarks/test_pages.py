@@ -6,9 +6,9 @@ import shlex
 
 import pytest
 
-from benchmarks.page import COMMANDS, PAGES, RESULTS, ROOT, command, filled
+from benchmarks.page import CAMPAIGNS, COMMANDS, PAGES, RESULTS, ROOT, command, filled
 from benchmarks.report import save_results
-from benchmarks.staleness.program import RECIPES
+from benchmarks.staleness import RECIPES
 from recipes import BOUNDS_NEVER_ACT, ONE_ALGORITHM
 
 SHOWN = "".join(page.read_text(encoding="utf-8") for page in PAGES)
@@ -38,8 +38,8 @@ def test_every_benchmark_has_a_place_and_a_command():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_command_of_a_benchmark_exists(name):
     program = shlex.split(COMMANDS[name])[0]
-    file = ROOT / "benchmarks" / f"{program}.py"
-    folder = ROOT / "benchmarks" / program
+    place = ROOT / ("tests/campaigns" if name in CAMPAIGNS else "benchmarks")
+    file, folder = place / f"{program}.py", place / program
     sources = [file] if file.exists() else [folder / "program.py", folder / "__main__.py"]
     assert '"--json"' in "".join(source.read_text() for source in sources)
     for option in re.findall(r"--[a-z-]+", COMMANDS[name]):

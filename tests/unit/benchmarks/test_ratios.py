@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.ratios.pairs import pairs
-from benchmarks.ratios.program import BASELINE, MOST_DROP, Pair, calls, complaints, counts, peak_bytes
+from benchmarks.ratios.program import BASELINE, MOST_DROP, Pair, calls, complaints, counts, pairs, peak_bytes
 
 
 def test_a_drop_beyond_a_fifth_is_a_complaint_and_a_rise_is_none():

@@ -5,10 +5,9 @@ from dataclasses import asdict
 
 import pytest
 
-from benchmarks.envs.long_tail import LongTailSuite, share_right
-from benchmarks.staleness.lag_parts import BudgetedCurriculum
-from benchmarks.truncation.program import configured, earlier
-from benchmarks.truncation.report import SMOOTHED, Ended, Run, ratios, smoothed, tables
+from benchmarks.envs.letters import LongTailSuite, share_right
+from benchmarks.real_system import BudgetedCurriculum
+from benchmarks.truncation import SMOOTHED, Ended, Run, configured, earlier, ratios, smoothed, tables
 from envs.errors import EnvError
 from learner.settings.learner import EvaluationConfig
 

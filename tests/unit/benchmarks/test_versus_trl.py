@@ -8,11 +8,23 @@ from typing import Any
 import pytest
 
 from benchmarks.versus_trl import program as versus_trl
+from benchmarks.versus_trl.program import tables
 from benchmarks.versus_trl.rewards import last_number, letters
-from benchmarks.versus_trl.rows import FILES, write_rows
-from benchmarks.versus_trl.runs import Spec, curve, ratio, seconds_to, spread, step_seconds, tokens_per_second
-from benchmarks.versus_trl.table import tables
-from benchmarks.versus_trl.tasks import ARMS, REWARDS, TASKS, configured
+from benchmarks.versus_trl.runs import (
+    ARMS,
+    FILES,
+    REWARDS,
+    TASKS,
+    Spec,
+    configured,
+    curve,
+    ratio,
+    seconds_to,
+    spread,
+    step_seconds,
+    tokens_per_second,
+    write_rows,
+)
 from envs.registry import make_suite
 
 

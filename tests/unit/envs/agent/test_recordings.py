@@ -1,4 +1,4 @@
-"""Requests of real harnesses, as `python -m benchmarks.harnesses --records FOLDER` keeps them, find their places."""
+"""Requests of real harnesses find their places. `python -m tests.campaigns.harnesses --records FOLDER` keeps them."""
 
 import json
 from pathlib import Path

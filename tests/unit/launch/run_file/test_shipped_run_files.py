@@ -7,7 +7,11 @@ import pytest
 from launch.run_file.load import load
 
 ROOT = Path(__file__).parents[4]
-FILES = sorted(path for folder in ("benchmarks", "recipes") for path in (ROOT / folder).rglob("*.toml"))
+FILES = sorted(
+    path
+    for folder in ("benchmarks", "recipes", "tests/campaigns")
+    for path in (ROOT / folder).rglob("*.toml")
+)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -1,1 +1,0 @@
-"""A campaign that injects faults into the real system."""

@@ -1,1 +1,0 @@
-"""Fuzzing of all code that reads bytes or messages from other processes."""

@@ -1,6 +1,0 @@
-"""Runs `benchmarks.fuzz.program`."""
-
-from benchmarks.fuzz.program import main
-
-if __name__ == "__main__":
-    main()
