@@ -20,6 +20,8 @@ from actors.errors import TemplateUnusable
 from envs.base import ChatMessage, ToolSchema
 from envs.calls import Call, find_calls
 
+log = logging.getLogger(__name__)
+
 NAME = "look_up_word"
 ARGUMENTS: Mapping[str, Any] = {"word": "two words", "count": 7}
 TOOL: ToolSchema = {
@@ -116,8 +118,6 @@ def _behind(whole: str, prompt: str) -> str:
     # They may part inside a word of markup.
     return whole[begin if begin >= 0 and ">" not in whole[begin:same] else same :]
 
-
-log = logging.getLogger(__name__)
 
 PACKAGE = "renderers"
 _SUFFIX = "RendererConfig"

@@ -23,6 +23,8 @@ from envs.base import HasGauges, Suite
 from envs.user_code import place_of_coroutine, place_of_error, place_of_thread
 from protocol.gauges import ENV
 
+log = logging.getLogger(__name__)
+
 MAX_LEFT_BEHIND = 64
 """Upper limit of the threads that were left behind because a function in them does not end."""
 
@@ -155,8 +157,6 @@ class WorkerThreads:
                 self._idle.append(inbox)
             return True
 
-
-log = logging.getLogger(__name__)
 
 TICK_S = 0.25
 _CALL: ContextVar[EnvironmentCall | None] = ContextVar("call", default=None)

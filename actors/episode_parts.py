@@ -19,6 +19,8 @@ from envs.user_code import place_of_error
 from protocol.arrays import SegmentArrays
 from protocol.messages.episodes import Task
 
+log = logging.getLogger(__name__)
+
 
 class EpisodeClock:
     """Bounds the time of an episode, without the time in which it waits for a generator or for the broker.
@@ -82,8 +84,6 @@ class EpisodeClock:
             timeout.reschedule(now + self._left)
             self._left = None
 
-
-log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
 

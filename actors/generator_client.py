@@ -23,6 +23,8 @@ from protocol.messages.peers import Abort, Chunk, Drain, Generate, GeneratorInfo
 from protocol.security.client import ClientKeys, HandshakeWatch
 from protocol.sockets import AsyncSocket, dealer
 
+log = logging.getLogger(__name__)
+
 Known = TypeVar("Known", int, int | None)
 
 
@@ -88,8 +90,6 @@ def routed(known: Known, received: Sequence[Sampled]) -> Known:
             known = sampled.routes.reach(known)
     return known
 
-
-log = logging.getLogger(__name__)
 
 SETTLE_S = 1.0
 """Longest wait for the first handshakes before an actor with other generators begins episodes."""

@@ -18,6 +18,8 @@ from protocol.messages.episodes import LeaseTask, SegmentAck, TaskCredit, TaskRe
 from protocol.names import SegmentKey
 from protocol.sockets import AsyncLink
 
+log = logging.getLogger(__name__)
+
 REMEMBERED_LEASES = 1_024
 
 
@@ -185,8 +187,6 @@ class Outbox:
             for key in [key for key in kept if key[0] == trajectory_id]:
                 del kept[key]
 
-
-log = logging.getLogger(__name__)
 
 WAITING_SEGMENTS = 64
 """Segments that may wait for credit. With more, episodes wait before they go on."""

@@ -46,6 +46,8 @@ from protocol.messages.peers import (
     Welcome,
 )
 
+log = logging.getLogger(__name__)
+
 AnyMessage = (
     Hello | Heartbeat | Goodbye | PutTasks | DeliveryCredit | Commit | Checkpointed | PublishWeights | TaskCredit
     | Segment | TaskRejected | Welcome | Refused | Generators | LeaseTask | CancelTask | SegmentAck | SegmentCredit
@@ -260,8 +262,6 @@ def decode_payload(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from None
 
-
-log = logging.getLogger(__name__)
 
 MAX_ENCLOSED = 32
 """Upper limit of the messages in one envelope, which the receiver handles at a time."""

@@ -20,6 +20,8 @@ from protocol.messages.fields import KvPolicy
 from protocol.processes import LOOK_S, GpuLock
 from protocol.weights.format import Manifest, replaced_shapes
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -144,8 +146,6 @@ class AlwaysAwake:
     def awake(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-
-log = logging.getLogger(__name__)
 
 WARN_S = 60.0
 """Time after which a wait for the GPU is named in the log, again and again."""

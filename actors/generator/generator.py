@@ -32,6 +32,8 @@ from protocol.session import Progress
 from protocol.sockets import AsyncLink
 from protocol.weights.server import WeightsServer, serving
 
+log = logging.getLogger(__name__)
+
 FACTOR = 8.0
 """An engine may stand still for this multiple of the longest step that was seen lately."""
 WINDOW_S = 300.0
@@ -104,8 +106,6 @@ class Pace:
         """Return the seconds that the engine has had work without a step."""
         return now - self._moved if self._running else 0.0
 
-
-log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 JOIN_TIMEOUT_S = 60.0

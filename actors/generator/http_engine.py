@@ -24,6 +24,8 @@ from actors.sampled import FinishReason, Sampled
 from protocol.messages.fields import KvPolicy
 from protocol.weights.format import Manifest
 
+log = logging.getLogger(__name__)
+
 TEMPERATURE = 1e-3
 """Sampling temperature of the probe. vLLM raises it to 0.01, the least that it computes with."""
 LEAST_LOGP = -0.3
@@ -153,8 +155,6 @@ def choice_in(line: bytes) -> AnswerChoice | None:
         return None
     return event.choices[0]
 
-
-log = logging.getLogger(__name__)
 
 HEALTH_INTERVAL_S = 1.0
 HEALTH_TIMEOUT_S = 5.0

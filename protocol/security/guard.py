@@ -20,6 +20,8 @@ from protocol.security.client import REFUSED_FOR_GOOD, REFUSED_FOR_NOW
 from protocol.security.keys import AllowList, KeyRole, Principal, key_pair, signature
 from protocol.sockets import AsyncSocket, LeanRouter, router
 
+log = logging.getLogger(__name__)
+
 
 class Connection(NamedTuple):
     """A socket of ZeroMQ in this process, by descriptor and inode."""
@@ -56,8 +58,6 @@ class Connection(NamedTuple):
                     return True
         return False
 
-
-log = logging.getLogger(__name__)
 
 RELOAD_S = 0.5
 MAX_ADDRESSES = 4_096

@@ -13,6 +13,8 @@ import zmq
 
 from protocol.errors import KeysUnusable
 
+log = logging.getLogger(__name__)
+
 
 def refuse_open_secret(path: Path, mode: int) -> None:
     """Raise KeysUnusable if others can read or change a secret, or its group can change it.
@@ -41,8 +43,6 @@ def unreadable(path: Path, error: OSError) -> KeysUnusable:
         "folder of the run to this host"
     )
 
-
-log = logging.getLogger(__name__)
 
 KeyRole = Literal["broker", "learner", "generator", "actor"]
 ROLES: tuple[KeyRole, ...] = ("broker", "learner", "generator", "actor")

@@ -24,6 +24,8 @@ from protocol.security.http import serving as serving_http
 from protocol.weights.files import LARGEST_SHARE, digests, make_delta
 from protocol.weights.format import DATA, MANIFEST, Base, Manifest, parse_manifest, read_manifest, same_layout
 
+log = logging.getLogger(__name__)
+
 IDLE_S = 60.0
 """Seconds without a request after which a version is closed."""
 MAX_NAMELESS = 2
@@ -152,8 +154,6 @@ def versions_to_close(held: dict[VersionKey, OpenVersion], now: float) -> list[V
         gone += closable[: max(0, excess)]
     return gone
 
-
-log = logging.getLogger(__name__)
 
 MAX_TRANSFERS = 64
 PATIENCE_S = 2.0

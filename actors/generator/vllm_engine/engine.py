@@ -24,6 +24,8 @@ from protocol.errors import GpuUnusable
 from protocol.messages.fields import KvPolicy
 from protocol.weights.format import Manifest
 
+log = logging.getLogger(__name__)
+
 
 class Platform(Protocol):
     """The part of vLLM's `current_platform` that is asked."""
@@ -275,8 +277,6 @@ async def map_ahead(llm: Any, data: Path) -> None:
     while not all(await llm.collective_rpc("is_mapped")):  # noqa: ASYNC110  # the workers are other processes
         await asyncio.sleep(POLL_S)
 
-
-log = logging.getLogger(__name__)
 
 # After this time the engine process is killed. It holds nothing worth waiting for.
 CLOSE_TIMEOUT_S = 1.0

@@ -24,6 +24,8 @@ from protocol.security.http import Access
 from protocol.weights.files import apply_delta, digest, verify_bytes, verify_header
 from protocol.weights.format import DATA, MANIFEST, Base, Manifest, read_manifest, same_layout
 
+log = logging.getLogger(__name__)
+
 CACHE_PREFIX = "offbeat-cache-"
 """Prefix of the name of a cache in shared memory. Its users lock a file in it, and remove it themselves."""
 KEEP = 2
@@ -178,8 +180,6 @@ def _sweep(root: Path, *, but: Path) -> None:
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
 
-
-log = logging.getLogger(__name__)
 
 DELTA = "delta-"
 

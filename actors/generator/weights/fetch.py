@@ -23,6 +23,8 @@ from protocol.security.http import Access
 from protocol.weights.files import FileChunk, chunks, file_chunks, missing, spans
 from protocol.weights.format import MAX_MANIFEST_BYTES, Base, Manifest, parse_manifest
 
+log = logging.getLogger(__name__)
+
 CONNECT_S = 5.0
 STALL_S = 10.0
 """Longest wait for a byte. Then the source has failed."""
@@ -230,8 +232,6 @@ def _connect(url: str, access: Access) -> http.client.HTTPConnection:
 def _query(base: Base | None) -> str:
     return "" if base is None else f"?base={base.epoch}.{base.version}.{base.root}"
 
-
-log = logging.getLogger(__name__)
 
 CONNECTIONS = 4
 SPAN_CHUNKS = 8
