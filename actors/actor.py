@@ -19,6 +19,7 @@ from actors.environments import LiveSuite
 from actors.episode import Bounds, Episode
 from actors.errors import ActorError
 from actors.generator_client import GeneratorPool
+from actors.play_requests import way_of_playing
 from actors.render import Renderer
 from actors.uplink import LeasedEpisodes, SegmentSender
 from envs.base import Suite
@@ -212,7 +213,9 @@ class Actor:
     async def _episode(self, lease: LeaseTask) -> Episode:
         suite, environments = await self._suite.ready()
         emit = self._sender.emit
-        return Episode(lease, suite, self._renderer, self._pool, self._bounds, emit, environments)
+        return Episode(
+            lease, suite, self._renderer, self._pool, self._bounds, emit, environments, way_of_playing
+        )
 
     def _progress(self) -> Progress:
         episodes, sender = self._episodes, self._sender

@@ -20,6 +20,7 @@ from aiohttp import web
 from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.generator_client import TurnRequest
+from actors.play_requests import way_of_playing
 from actors.render import Renderer
 from actors.sampled import Sampled
 from benchmarks.agent_cost.client import TURNS
@@ -173,7 +174,7 @@ async def play_tokens(
         deadline_s=LIMIT_S, sampling=Sampling(max_turn_tokens=256, max_trajectory_tokens=4096),
     )  # fmt: skip
     bounds, lease = Bounds(env_timeout_s=LIMIT_S), LeaseTask(lease_id="l", attempt=0, task=task)
-    episode = Episode(lease, suite, renderer, policy, bounds, emit, runner)
+    episode = Episode(lease, suite, renderer, policy, bounds, emit, runner, way_of_playing)
     await episode.run()
     if episode.status != "finished":
         raise RuntimeError(f"an episode ended as {episode.status}")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
+from actors.play_requests import way_of_playing
 from actors.sampled import Sampled
 from learner.intake.trajectories import assemble
 from protocol.messages.episodes import LeaseTask, Sampling, Task
@@ -101,7 +102,7 @@ def play(talks, ends_after, bounds, sampling, wait_s, wanted_no_more):
         runner = EnvironmentRunner(calls=2)
         task = Task(task_id="t", env="e", group_id="g", group_size=1, sampling=Sampling(**sampling))
         lease = LeaseTask(lease_id="l", attempt=0, task=task)
-        episode = Episode(lease, Suite(), Letters(), policy, bounds, emit, runner)
+        episode = Episode(lease, Suite(), Letters(), policy, bounds, emit, runner, way_of_playing)
         try:
             async with asyncio.timeout(LIMIT_S):
                 await episode.run()

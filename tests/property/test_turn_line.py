@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from actors.play_requests import TurnLine
+from actors.play_requests import TurnOrder
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
 from learner.intake.trajectories import assemble
@@ -29,7 +29,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.line is None)
     @rule(limit=st.integers(1, 9))
     def open(self, limit):
-        self.line = TurnLine(SegmentCutter(TASK, "t.0", limit))
+        self.line = TurnOrder(SegmentCutter(TASK, "t.0", limit))
 
     @precondition(lambda self: self.line is not None)
     @rule(data=st.data(), size=st.integers(1, 5))
@@ -37,7 +37,7 @@ class Walk(RuleBasedStateMachine):
         number = len(self.parents)
         self.parents[number] = data.draw(st.sampled_from([-1, *sorted(self.ended - self.left)]))
         self.prompts[number], self.answers[number] = self.take(size), []
-        self.line.add(number, list(self.prompts[number]), after=self.parents[number])
+        self.line.add_request(number, list(self.prompts[number]), after=self.parents[number])
         self.live.add(number)
 
     @precondition(lambda self: self.live)
@@ -46,7 +46,7 @@ class Walk(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.live)))
         ids = np.array(self.take(size), "i4")
         self.answers[number] += ids.tolist()
-        self.cuts += self.line.act(number, Sampled(ids, -ids.astype("f4"), ids % 7))
+        self.cuts += self.line.add_tokens(number, Sampled(ids, -ids.astype("f4"), ids % 7))
 
     @precondition(lambda self: any(self.answers[number] for number in self.live))
     @rule(data=st.data())
@@ -54,7 +54,7 @@ class Walk(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(n for n in self.live if self.answers[n])))
         self.live.remove(number)
         self.ended.add(number)
-        self.cuts += self.line.end(number, f"reason {number}")
+        self.cuts += self.line.end_answer(number, f"reason {number}")
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -62,7 +62,7 @@ class Walk(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.live)))
         self.live.remove(number)
         self.left.add(number)
-        self.cuts += self.line.leave(number)
+        self.cuts += self.line.abandon_answer(number)
 
     def context(self, number):
         if number < 0:
@@ -74,14 +74,14 @@ class Walk(RuleBasedStateMachine):
             return
         for number in sorted(self.live):
             self.left.add(number)
-            self.cuts += self.line.leave(number)
+            self.cuts += self.line.abandon_answer(number)
         sampled = {number for number, tokens in self.answers.items() if tokens}
         numbers, indices = self.line.numbers, self.line.indices
         assert set(numbers) == sampled
-        assert set(self.line.left) == self.left & sampled
+        assert set(self.line.abandoned) == self.left & sampled
         if not sampled:
             return
-        self.cuts += self.line.close({"score": 1.0}, Closing("finished", self.line.last_reason))
+        self.cuts += self.line.close_trajectory({"score": 1.0}, Closing("finished", self.line.last_reason))
         trajectory = assemble(self.cuts)
         turns = {turn.index: turn for turn in trajectory.turns}
         assert [turn.index for turn in trajectory.turns if turn.action] == indices

@@ -28,6 +28,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
+from actors.play_requests import way_of_playing
 from actors.render import Renderer
 from benchmarks.report import ROOT, save_results
 from envs.agent.episode import AgentEpisode
@@ -366,7 +367,7 @@ async def play(
         bounds = Bounds(env_timeout_s=LIMIT_S)
         lease = LeaseTask(lease_id="l", attempt=0, task=task)
         with wire.installed():
-            await Episode(lease, suite, renderer, policy, bounds, emit, runner).run()
+            await Episode(lease, suite, renderer, policy, bounds, emit, runner, way_of_playing).run()
     finally:
         await server.cleanup()
         await runner.call(suite.close, what="close", timeout_s=10.0)

@@ -7,6 +7,7 @@ import pytest
 from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.generator_client import GeneratorPool
+from actors.play_requests import way_of_playing
 from envs.base import StepResult
 from protocol.messages.episodes import LeaseTask, Sampling, Task
 from protocol.messages.peers import GeneratorInfo
@@ -82,7 +83,7 @@ def check_stop_string(running: Running) -> None:
         pool.update([info])
         lease = LeaseTask(lease_id="l", attempt=0, task=task)
         try:
-            await Episode(lease, suite, Numbers(), pool, Bounds(), emit, runner).run()
+            await Episode(lease, suite, Numbers(), pool, Bounds(), emit, runner, way_of_playing).run()
         finally:
             pool.close()
             runner.close()

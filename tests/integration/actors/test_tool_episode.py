@@ -8,6 +8,7 @@ import pytest
 
 from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
+from actors.play_requests import way_of_playing
 from actors.sampled import Sampled
 from envs.registry import make_suite
 from protocol.messages.episodes import LeaseTask, Sampling, Task
@@ -82,7 +83,9 @@ def test_what_was_sampled_stays_and_all_results_of_a_turn_share_a_block(renderer
         lease = LeaseTask(lease_id="l", attempt=0, task=task)
         runner = EnvironmentRunner(calls=2)
         try:
-            episode = Episode(lease, suite, renderer, script, Bounds(env_timeout_s=60.0), emit, runner)
+            episode = Episode(
+                lease, suite, renderer, script, Bounds(env_timeout_s=60.0), emit, runner, way_of_playing
+            )
             await episode.run()
         finally:
             await suite.close()

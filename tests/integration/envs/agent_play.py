@@ -9,6 +9,7 @@ import numpy as np
 from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.errors import TemplateUnusable
+from actors.play_requests import way_of_playing
 from actors.render import Renderer
 from actors.sampled import Sampled
 from envs.registry import make_suite
@@ -114,7 +115,7 @@ def played(
         lease = LeaseTask(lease_id="l", attempt=0, task=task)
         runner = EnvironmentRunner(calls=2)
         episode = Episode(lease, suite, renderer, policy, Bounds(**{"env_timeout_s": 60.0} | (bounds or {})),
-                          emit, runner)  # fmt: skip
+                          emit, runner, way_of_playing)  # fmt: skip
         try:
             running = asyncio.create_task(episode.run())
             if end_after is not None:

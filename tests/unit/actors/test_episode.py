@@ -10,9 +10,9 @@ import pytest
 
 from actors.env_results import bounded, finite_rewards
 from actors.environments import EnvironmentRunner
-from actors.episode import Bounds, Episode
-from actors.episode_parts import stopped_at
+from actors.episode import Bounds, Episode, stopped_at
 from actors.errors import EnvironmentFailed, GenerationFailed, Infrastructure, PrefixBroken, TurnRefused
+from actors.play_requests import way_of_playing
 from actors.sampled import Sampled
 from envs.base import StepResult
 from protocol.errors import ProtocolError
@@ -129,7 +129,7 @@ def run(lease, suite, script, bounds, emit, text=None):
 
     async def main():
         runner = EnvironmentRunner(calls=4)
-        episode = Episode(lease, suite, text, script, bounds, emit, runner)
+        episode = Episode(lease, suite, text, script, bounds, emit, runner, way_of_playing)
         try:
             await episode.run()
         finally:
@@ -472,7 +472,7 @@ def test_cancellation_passes_through_and_closes_the_environment():
 
         task = Task(task_id="t", env="e", group_id="g", group_size=1)
         lease = LeaseTask(lease_id="l", attempt=0, task=task)
-        episode = Episode(lease, Suite(), Letters(), Script("1$"), Bounds(), emit, runner)
+        episode = Episode(lease, Suite(), Letters(), Script("1$"), Bounds(), emit, runner, way_of_playing)
         running = asyncio.create_task(episode.run())
         await begun.wait()
         running.cancel()

@@ -60,7 +60,7 @@ ALLOWED = {
         "asyncio.gather(self._watch, return_exceptions=True)",
     ): "it has been cancelled",
     ("actors/environments.py", "waiting.result()"): "it is done",
-    ("actors/play_requests.py", "self._news.result()"): "it is done",
+    ("actors/play_requests.py", "self._news_task.result()"): "it is done",
     ("actors/play_requests.py", "wanted.task.result()"): "it is done",
     ("envs/agent/endpoint.py", "asked.answer.result()"): "it is done",
     ("envs/agent/endpoint.py", "asking.result()"): "it is done",

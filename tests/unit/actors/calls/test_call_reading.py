@@ -189,7 +189,7 @@ def reply_to(text):
 
 
 def test_the_environment_of_an_episode_gets_the_known_form(sections, library):
-    from actors.episode_parts import EpisodeClock, TurnSampler
+    from actors.episode import EpisodeClock, TurnSampler
     from protocol.messages.episodes import Sampling, Task
 
     renderer = sections()

@@ -9,6 +9,7 @@ import numpy as np
 from actors.environments import EnvironmentRunner
 from actors.episode import Bounds, Episode
 from actors.errors import GenerationFailed, TurnRefused
+from actors.play_requests import way_of_playing
 from actors.sampled import Sampled
 from envs.base import OneAtATime, PolicyRequest, RequestNews, StepResult
 from protocol.messages.episodes import LeaseTask, Sampling, Task
@@ -154,7 +155,7 @@ def play(work, drive, bounds=None, deadline_s=60.0, cancel=False, **sampling):
     async def main():
         runner, policy = EnvironmentRunner(calls=4), Pieces()
         lease = LeaseTask(lease_id="l", attempt=0, task=task)
-        episode = Episode(lease, Suite(), Letters(), policy, bounds or Bounds(), emit, runner)
+        episode = Episode(lease, Suite(), Letters(), policy, bounds or Bounds(), emit, runner, way_of_playing)
         running = asyncio.create_task(episode.run())
         try:
             async with asyncio.timeout(LIMIT_S):

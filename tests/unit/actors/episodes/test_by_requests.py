@@ -6,8 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from actors.episode import Bounds
-from actors.episode_parts import SegmentStream
+from actors.episode import Bounds, SegmentStream
 from actors.errors import GenerationFailed, Infrastructure, TurnRefused
 from learner.intake.trajectories import assemble
 from tests.unit.actors.episodes.asking import LIMIT_S, Declined, Pieces, play
