@@ -7,7 +7,7 @@ HEAVY = ("torch", "vllm", "transformers", "deepspeed", "reasoning_gym", "sympy")
 
 
 def test_the_actor_imports_nothing_heavy():
-    modules = "actors.process, envs.registry, envs.calculator, envs.reasoning_gym_suite"
+    modules = "actors.actor, envs.registry, envs.calculator, envs.reasoning_gym_suite"
     code = f"import sys, {modules}; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

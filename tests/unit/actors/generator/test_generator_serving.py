@@ -406,7 +406,7 @@ def test_an_engine_that_refuses_lives_on_and_one_that_fails_is_lost(tmp_path, er
 
 @pytest.mark.parametrize("limit", ["MAX_REQUESTS", "MAX_REQUESTS_OF_ACTOR"])
 def test_more_requests_than_are_held_at_a_time_are_refused_until_one_has_ended(limit, monkeypatch):
-    monkeypatch.setattr(f"actors.generator.open_requests.{limit}", 2)
+    monkeypatch.setattr(f"actors.generator.requests.{limit}", 2)
 
     async def main():
         desk = Desk()
