@@ -9,8 +9,6 @@ All times on the wire are durations in seconds: clocks of two hosts are never co
 The broker writes tasks, segments, the learner's Hello, commits and publications to its journal.
 `offbeat journal` shows them, and `offbeat retrain` reads them.
 
-- `peers`: any role and the broker: a peer joins, tells that it lives, and leaves.
-- `tasks`: episodes to run. `segments`: what an actor sends of them. `delivery`: units for the learner, and commits.
-- `weights`: news of policy versions. `generators`: actors and generators.
-- `fields`: types of fields with their bounds. `array_specs`: arrays in a body. `any_message`: the union of all.
+`episodes` has what a task becomes: leased, sampled, delivered, committed. `peers` has what peers say of themselves, of
+generators and of policy versions. `fields` has the types of fields with their bounds.
 """
