@@ -33,9 +33,11 @@ TEXTS = (
     "the prompts of this data are texts, so completions are texts, too; a function that reads messages needs prompts "
     "that are lists of messages"
 )
-BATCH_ARGUMENTS = frozenset({"completions", "prompts", "environments", "completion_ids"})
+BATCH_ARGUMENTS = frozenset({"completions", "prompts", "environments", "completion_ids", "completions_ids"})
 """Arguments that only TRL's batch form has. A function that takes one of them may leave the others out."""
-NO_COLUMNS = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})
+NO_COLUMNS = frozenset(
+    {"prompt", "prompts", "completion", "completions", "completion_ids", "completions_ids"}
+)
 """Columns that TRL does not pass on to reward functions, or that its own arguments displace."""
 
 
@@ -266,7 +268,7 @@ def _why_missing(argument: str, batch: bool, columns: Sequence[str], data: str) 
         return "but a function of this form is given answer and row only; read columns from row"
     if argument == "environments":
         return 'but only env.name = "tools" has objects to give'
-    if argument == "completion_ids":
+    if argument in ("completion_ids", "completions_ids"):  # the second is TRL's name of before
         return "but an environment knows the texts only; encode the completion in the function"
     if argument in ("trainer_state", "log_extra", "log_metric"):
         return "which is TRL's trainer's; give it a default, such as None"

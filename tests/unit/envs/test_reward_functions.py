@@ -173,6 +173,10 @@ def test_a_file_runs_once_for_all_its_functions(load):
             "needs 'completion_ids', but an environment knows",
         ),
         (
+            "def reward(completions_ids, **kwargs): return [0]",
+            "needs 'completions_ids', but an environment knows",
+        ),
+        (
             "def reward(completion_ids, **kwargs): return [0]",
             "needs 'completion_ids', but an environment knows",
         ),

@@ -1,6 +1,5 @@
-"""The job on the page docs/run/rows.md passes `offbeat check`, word for word."""
+"""The page docs/run/rows.md shows the errors and the parameters that there are, and README.md shows its job."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -17,34 +16,14 @@ def block(language, nth=0):
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[nth]
 
 
-def test_the_whole_job_passes_check(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    model = tmp_path / "model"
-    save_tokenizer(make_tokenizer(["What is 17 + 25? 0346789"]), model, max_length=2048)
-    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
-    (tmp_path / "train.jsonl").write_text(block("json"))
-    (tmp_path / "rewards.py").write_text(block("python"))
-    (tmp_path / "sums.toml").write_text(block("toml"))
-    monkeypatch.chdir(tmp_path)
-    assert main(["check", "sums.toml", f"model.path={model}"]) == 0
-    out, err = capsys.readouterr()
-    assert out.splitlines()[-1] == "sums.toml: ok (run run, mode async)"
-    assert err == ""
-    # The second example adds to the first.
-    (tmp_path / "rewards.py").write_text(
-        block("python") + "\n\ndef short(answer):\n    return -len(answer)\n"
-    )
-    several = block("toml").replace('reward = "rewards.py:exact"\n', "") + block("toml", 1)
-    (tmp_path / "sums.toml").write_text(several)
-    assert main(["check", "sums.toml", f"model.path={model}"]) == 0
-
-
 def test_the_errors_on_the_page_are_those_of_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    rows = block("json").splitlines()
+    exec(compile(block("python"), "make_rows.py", "exec"), {})
+    rows = (tmp_path / "train.jsonl").read_text().splitlines()
     (tmp_path / "train.jsonl").write_text("\n".join([*rows[:2], '{"answer": "42"}']))
-    (tmp_path / "rewards.py").write_text(block("python").replace("answer, row", "text"))
+    rewards = block("python", 1).removeprefix("# rewards.py\n").replace("answer, row", "text")
+    (tmp_path / "rewards.py").write_text(rewards)
     (tmp_path / "sums.toml").write_text(block("toml"))
     model = tmp_path / "model"
     save_tokenizer(make_tokenizer(["a"]), model, max_length=2048)
@@ -72,8 +51,7 @@ def test_every_parameter_is_on_the_page():
 
 def test_the_first_screen_of_the_readme_shows_the_job():
     readme = (ROOT / "README.md").read_text().splitlines()
-    job = "\n".join(readme[:40]) + "\n"
-    code = "".join(re.findall(r"^```\w+\n(.*?)^```", job, re.DOTALL | re.MULTILINE))
-    shown = [line.split(" # ")[0].rstrip() for line in code.splitlines() if not line.startswith("#")]
-    assert shown == [line for line in (block("python") + block("toml")).splitlines() if line]
+    job = "\n".join(readme[:60]) + "\n"
+    shown = re.findall(r"^```(?:python|toml|sh)\n(.*?)^```", job, re.DOTALL | re.MULTILINE)
+    assert shown[:3] == [block("python"), block("python", 1), block("toml")]
     assert max(len(line) for line in readme[:60]) <= 100
