@@ -3,7 +3,7 @@
 from contextlib import closing
 
 from broker.config import JournalConfig
-from broker.journal.claim import LOCK, Mark, pack_mark
+from broker.journal.claim import LOCK, MARK_BYTES, SECOND, Mark, pack_mark, pack_written
 from broker.journal.files import numbers
 from broker.journal.journal import Journal
 from broker.journal.records import Kind, file_name, pack_segment
@@ -67,8 +67,26 @@ def change(folder, number, at, *, to=None):
     return before
 
 
+def of_an_earlier_version(folder, lock=None):
+    """Leave of the marks what earlier versions wrote: a ``lock`` of one line, or of the given bytes."""
+    (folder / SECOND).unlink()
+    (folder / LOCK).write_bytes((folder / LOCK).read_bytes()[:MARK_BYTES] if lock is None else lock)
+
+
+def start_machine_anew(folder):
+    """Make the marks those of an earlier start of the machine, as after a power failure."""
+    for name in (LOCK, SECOND):
+        content = (folder / name).read_bytes()
+        line = content[MARK_BYTES:].split()
+        written = pack_written(Mark(int(line[0]), int(line[1])), b"an-earlier-boot") if line else b""
+        (folder / name).write_bytes(content[:MARK_BYTES] + written)
+
+
 def unsynced(folder, nbytes):
-    """Mark the last ``nbytes`` of the newest file as not yet on the disk, as after a kill between two syncs."""
+    """Mark the last ``nbytes`` of the newest file as not on the disk, as after a power failure between two syncs."""
     newest = numbers(folder)[-1]
     size = (folder / file_name(newest)).stat().st_size
-    (folder / LOCK).write_bytes(pack_mark(Mark(newest, size - nbytes)))
+    start_machine_anew(folder)
+    for name in (LOCK, SECOND):
+        with open(folder / name, "r+b") as file:
+            file.write(pack_mark(Mark(newest, size - nbytes)))

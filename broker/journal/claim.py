@@ -1,11 +1,19 @@
-"""A journal's folder that one process holds, and the mark in it: up to which byte of which file the disk has it.
+"""A journal's folder that one process holds, and the marks in it: up to which byte of which file the journal goes.
 
-A journal that holds less than its mark says has lost something, even if nothing else shows it.
+A journal that holds less than its marks say has lost something, even if nothing else shows it. There are two kinds:
+
+- what the disk has, after each sync;
+- what the operating system has, after each write with `durability` "written", with the id of the machine's present
+  boot. A killed process loses none of it, but a power failure may, and after that the id is another one. So a newest
+  file that was cut after a kill is told from one that was never longer.
+
+Both are in `lock` and again in `lock.2`, so that one of these files may be lost together with the end of the journal.
 """
 
 import fcntl
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -13,14 +21,20 @@ from zlib import crc32
 from broker.errors import JournalError
 from protocol.files import sync_folder
 
+log = logging.getLogger(__name__)
+
 LOCK = "lock"
+SECOND = "lock.2"
+"""The second witness, which says what `LOCK` says."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""File with an id that is another one after each start of the machine."""
 MAX_FILE = (1 << 32) - 1
 _TEXT = b"%08d %016d"
 _CRC = b" %08x\n"
 
 
 class Mark(NamedTuple):
-    """The newest file that the disk has from its beginning, and how many of its bytes.
+    """The newest file that is known to be there from its beginning, and how many of its bytes.
 
     ``file`` 0: nothing is known. ``nbytes`` 0: the mark of an earlier version, which named the file alone.
     """
@@ -29,11 +43,11 @@ class Mark(NamedTuple):
     nbytes: int = 0
 
     def bytes_of(self, file: int) -> int:
-        """Return how many bytes of a file the disk is known to have; 0 if the mark names a different file."""
+        """Return how many bytes a file is known to have; 0 if the mark names a different file."""
         return self.nbytes if file == self.file else 0
 
     def covers(self, file: int, offset: int) -> bool:
-        """Return whether the disk is known to have had the byte at this offset.
+        """Return whether the byte at this offset is known to have been there.
 
         Example:
             >>> mark = Mark(2, 100)
@@ -67,22 +81,68 @@ def unpack_mark(data: bytes) -> Mark:
     return mark if mark.file <= MAX_FILE else Mark()
 
 
+def pack_written(mark: Mark, boot: bytes) -> bytes:
+    """Encode what the operating system has, with the id of the boot in which that holds."""
+    text = _TEXT % mark + b" " + boot
+    return text + _CRC % crc32(text)
+
+
+def unpack_written(data: bytes, boot: bytes) -> Mark:
+    """Decode what the operating system has. Return `Mark()` if the bytes say nothing, or are of another boot.
+
+    Example:
+        >>> line = pack_written(Mark(7, 4096), b"boot-a")
+        >>> unpack_written(line, b"boot-a"), unpack_written(line, b"boot-b")
+        (Mark(file=7, nbytes=4096), Mark(file=0, nbytes=0))
+    """
+    line = data.partition(b"\n")[0]
+    words = line.split(b" ")
+    if not boot or len(words) != 4 or not all(word.isdigit() and len(word) <= 16 for word in words[:2]):
+        return Mark()
+    mark = Mark(*map(int, words[:2]))
+    return mark if pack_written(mark, boot) == line + b"\n" and mark.file <= MAX_FILE else Mark()
+
+
+MARK_BYTES = len(pack_mark(Mark()))
+
+
+def boot_id() -> bytes:
+    """Return the id of the machine's present boot; b"" if it is not known, and nothing is said of writes then."""
+    try:
+        return BOOT_ID.read_bytes().strip()[:64]
+    except OSError:
+        return b""
+
+
 def read_mark(folder: Path) -> Mark:
-    """Read the mark of a journal's folder. Return `Mark()` if there is none.
+    """Read up to where the disk has the journal of a folder. Return `Mark()` if nothing says it.
 
     Raises:
-        JournalError: the file cannot be read.
+        JournalError: a file cannot be read.
     """
+    return max(unpack_mark(_read(folder / name, MARK_BYTES)) for name in (LOCK, SECOND))
+
+
+def read_known(folder: Path) -> Mark:
+    """Read up to where the journal of a folder is known to go: on the disk, or written since the machine's start.
+
+    Raises:
+        JournalError: a file cannot be read.
+    """
+    boot = boot_id()
+    written = (_read(folder / name, 4 * MARK_BYTES)[MARK_BYTES:] for name in (LOCK, SECOND))
+    return max(read_mark(folder), *(unpack_written(line, boot) for line in written))
+
+
+def _read(path: Path, nbytes: int) -> bytes:
+    """Return the first bytes of a file; none if it is missing."""
     try:
-        with open(folder / LOCK, "rb") as file:
-            return unpack_mark(file.read(64))
+        with open(path, "rb") as file:
+            return file.read(nbytes)
     except (FileNotFoundError, NotADirectoryError):
-        return Mark()
+        return b""
     except OSError as error:
-        raise JournalError(f"{folder / LOCK}: {error.strerror}") from None
-
-
-log = logging.getLogger(__name__)
+        raise JournalError(f"{path}: {error.strerror}") from None
 
 
 class Claim:
@@ -99,13 +159,17 @@ class Claim:
             JournalError: another process has the lock, or the folder cannot be made.
         """
         self.folder = folder
-        self._folder_fd = self._lock = -1
+        self._folder_fd = self._lock = self._second = -1
+        self._boot = boot_id()
         self._mark_fails = False
+        self._guard = threading.Lock()
+        """Lock for the descriptors of the marks, which one thread may replace while another writes."""
         try:
             _make(folder)
             self._folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._hold(self._folder_fd)
             self._lock = self._open_lock()
+            self._second = self._open_mark(SECOND)
         except OSError as error:
             self.close()
             raise JournalError(
@@ -115,8 +179,11 @@ class Claim:
             self.close()
             raise
 
+    def _open_mark(self, name: str) -> int:
+        return os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
     def _open_lock(self) -> int:
-        fd = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = self._open_mark(LOCK)
         try:
             self._hold(fd)
         except JournalError:
@@ -154,36 +221,66 @@ class Claim:
         The disk may get the mark later than the journal, but never earlier. A mark that cannot be written
         ends nothing: the older mark stays true.
         """
-        content = pack_mark(mark)
-        try:
-            self._restore_lock()
-            if os.pwrite(self._lock, content, 0) < len(content):
-                raise OSError(0, "written in part")
-            if sync:
-                os.fdatasync(self._lock)
-        except OSError as error:
-            if not self._mark_fails:
-                log.warning("journal: %s: the mark is not written: %s", self.folder / LOCK, error.strerror)
-            self._mark_fails = True
-        else:
-            self._mark_fails = False
+        content, failed = pack_mark(mark), False
+        for name in (LOCK, SECOND):
+            try:
+                fd = self._restored(name)
+                _overwrite(fd, content, 0)
+                if sync:
+                    os.fdatasync(fd)
+            except OSError as error:
+                self._warn(name, error)
+                failed = True
+        self._mark_fails = failed
 
-    def _restore_lock(self) -> None:
-        """Make the file `lock` again if somebody has deleted or replaced it."""
-        if _is(self.folder / LOCK, self._lock):
+    def wrote(self, mark: Mark) -> None:
+        """Write how much of the journal the operating system has, so that a cut behind a kill would be noticed.
+
+        It costs two writes into memory. The disk need not have them, because they say nothing after the machine's next
+        start.
+        """
+        if not self._boot:
             return
-        log.warning("journal: %s was removed while the broker used it; it is made again", self.folder / LOCK)
-        fd = self._open_lock()
-        os.close(self._lock)
-        self._lock = fd
+        content = pack_written(mark, self._boot)
+        with self._guard:
+            for name, fd in ((LOCK, self._lock), (SECOND, self._second)):
+                try:
+                    _overwrite(fd, content, MARK_BYTES)
+                except OSError as error:
+                    self._warn(name, error)
+
+    def _warn(self, name: str, error: OSError) -> None:
+        if not self._mark_fails:
+            log.warning("journal: %s: the mark is not written: %s", self.folder / name, error.strerror)
+        self._mark_fails = True
+
+    def _restored(self, name: str) -> int:
+        """Return the open file of a mark. Make it again if somebody has deleted or replaced it."""
+        fd = self._lock if name == LOCK else self._second
+        if _is(self.folder / name, fd):
+            return fd
+        log.warning("journal: %s was removed while the broker used it; it is made again", self.folder / name)
+        new = self._open_lock() if name == LOCK else self._open_mark(name)
+        with self._guard:
+            if name == LOCK:
+                self._lock = new
+            else:
+                self._second = new
+            os.close(fd)
         sync_folder(self.folder)
+        return new
 
     def close(self) -> None:
         """Unlock the folder. A second call does nothing."""
-        for fd in (self._lock, self._folder_fd):
+        for fd in (self._second, self._lock, self._folder_fd):
             if fd >= 0:
                 os.close(fd)
-        self._lock = self._folder_fd = -1
+        self._second = self._lock = self._folder_fd = -1
+
+
+def _overwrite(fd: int, content: bytes, offset: int) -> None:
+    if os.pwrite(fd, content, offset) < len(content):
+        raise OSError(0, "written in part")
 
 
 def _make(folder: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from broker.errors import JournalError
-from broker.journal.claim import Claim, Mark, read_mark
+from broker.journal.claim import Claim, Mark, read_known
 from broker.journal.files import DAMAGED, Contents, each_file, numbers, read_unless_released
 from broker.journal.records import FoundRecord, Kind, Loss, Place, Record, file_name
 from protocol.files import sync_folder, write_whole
@@ -30,7 +30,7 @@ class Survey:
     released: list[int] = field(default_factory=list)
     """Numbers of the files that were deleted because nothing needed them."""
     mark: Mark = field(default_factory=Mark)
-    """Up to which byte of which file the disk is known to have the journal."""
+    """Up to which byte of which file the journal is known to go."""
     runs: set[str] = field(default_factory=set)
     losses: list[Loss] = field(default_factory=list)
     """Damage that nobody has accepted yet."""
@@ -51,7 +51,7 @@ def survey(folder: Path) -> Survey:
     Raises:
         JournalError: a file cannot be read.
     """
-    here = Survey(mark=read_mark(folder))
+    here = Survey(mark=read_known(folder))
     logs, here.released = numbers(folder), numbers(folder, ".released")
     losses: list[Loss] = []
     expected: int | None = None
@@ -64,7 +64,7 @@ def survey(folder: Path) -> Survey:
         contents, gap = found
         if before is not None and before.number == number - 1:
             end = _end(before, contents, expected or 0, here.mark.bytes_of(before.number))
-            # A power failure took what the disk did not have yet.
+            # A power failure took what the disk did not have yet, or the machine started anew since.
             if end is not None and here.mark.file and not here.mark.covers(before.number, end.offset):
                 here.torn, here.unbegun = end, [n for n in logs if n >= number]
                 break
@@ -92,7 +92,7 @@ def records(folder: Path) -> Iterator[Record | Loss]:
     Raises:
         JournalError: there is no journal.
     """
-    here = Survey(mark=read_mark(folder))
+    here = Survey(mark=read_known(folder))
     newest = max(numbers(folder), default=0)
     for contents in each_file(folder):
         if contents.number == newest:

@@ -192,6 +192,7 @@ class Writer:
             self._write()
         else:
             self._at, self._end = newest, start
+            self._note_written()
         self._sync()
         self._syncer = threading.Thread(target=self._work, name="journal", daemon=True)
         self._syncer.start()
@@ -314,6 +315,12 @@ class Writer:
         with self._guard:
             self._queue.drop()
             self._written, self._at, self._end = group.last, group.file, group.end
+        self._note_written()
+
+    def _note_written(self) -> None:
+        """Say how much the operating system has, where the broker answers on the strength of that."""
+        if not self._synced_mode:
+            self._claim.wrote(Mark(self._at, self._end))
 
     # --- the thread ---------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from broker.core.dispatch import Dispatcher
 from broker.core.records import decode_event
 from broker.core.state import BrokerState
 from broker.errors import JournalError
-from broker.journal.claim import LOCK, Mark, pack_mark
+from broker.journal.claim import LOCK, SECOND, Mark, boot_id, pack_mark, pack_written
 from broker.journal.files import numbers
 from broker.journal.journal import Journal
 from broker.journal.opening import ACCEPTED, records, survey
@@ -100,7 +100,7 @@ NAMES = (
     "journal-00000001.log", "journal-00000002.log", "journal-00000003.log", "journal-00000004.log",
     "journal-00000001.released", "journal-00000002.released", "journal-99999999.log", "journal-99999999.released",
     "journal-.log", "journal-00000000.log", "journal-1.log", "journal-٣.log", "journal-00000002.log.partial",
-    LOCK, ACCEPTED,
+    LOCK, SECOND, ACCEPTED,
 )  # fmt: skip
 TEXTS = (
     b"",
@@ -109,6 +109,8 @@ TEXTS = (
     pack_mark(Mark(3, 200)),
     pack_mark(Mark(1, 1 << 40)),
     pack_mark(Mark(3, 200))[:-5] + b"0000\n",
+    pack_mark(Mark(3, 200)) + pack_written(Mark(3, 900), boot_id()),
+    pack_mark(Mark(3, 200)) + pack_written(Mark(3, 1 << 40), b"an-earlier-boot"),
     b"9" * 30,
     b"9" * 5000,
     b"-1",

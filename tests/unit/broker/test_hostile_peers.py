@@ -9,7 +9,7 @@ import pytest
 from broker.core.records import decode_event
 from broker.core.state import BrokerState
 from broker.errors import JournalError
-from broker.journal.claim import LOCK, Mark
+from broker.journal.claim import LOCK, SECOND, Mark
 from broker.journal.opening import survey
 from broker.journal.records import (
     Header,
@@ -83,7 +83,8 @@ def test_files_far_apart_are_a_loss_and_cost_no_more_than_others(tmp_path):
 
 def test_a_mark_without_end_is_none(tmp_path):
     begin(tmp_path / "journal").close()
-    (tmp_path / "journal" / LOCK).write_text("9" * 5000)
+    for name in (LOCK, SECOND):
+        (tmp_path / "journal" / name).write_text("9" * 5000)
     assert survey(tmp_path / "journal").mark == Mark()
 
 
@@ -95,7 +96,7 @@ def test_accepted_losses_that_are_no_text_are_named(tmp_path, content):
         survey(tmp_path / "journal")
 
 
-@pytest.mark.parametrize("name", [LOCK, "accepted-losses.json"])
+@pytest.mark.parametrize("name", [LOCK, SECOND, "accepted-losses.json"])
 def test_a_folder_in_the_place_of_a_file_is_a_journal_error(tmp_path, name):
     begin(tmp_path / "journal").close()
     (tmp_path / "journal" / name).unlink(missing_ok=True)

@@ -10,7 +10,18 @@ from broker.errors import JournalError
 from broker.journal.files import each_file, numbers
 from broker.journal.opening import accept_losses, survey
 from broker.journal.records import HEAD_BYTES, Kind, file_name, pack_segment, record_at
-from tests.journals import DEADLINE_S, LAST, WHOLE, begin, change, contents, small, three_files, unsynced
+from tests.journals import (
+    DEADLINE_S,
+    LAST,
+    WHOLE,
+    begin,
+    change,
+    contents,
+    small,
+    start_machine_anew,
+    three_files,
+    unsynced,
+)
 
 
 @pytest.fixture
@@ -37,6 +48,7 @@ def test_a_cut_in_the_first_record_of_a_file_goes_back_to_the_snapshot_before(tm
         journal.rotate(b"snapshot")
         size = (tmp_path / "original" / file_name(2)).stat().st_size
         journal.abandon()
+    start_machine_anew(tmp_path / "original")
     for at in range(size):
         copy = shutil.copytree(tmp_path / "original", tmp_path / str(at))
         change(copy, 2, at, to="cut")
@@ -180,6 +192,7 @@ def test_a_power_failure_takes_only_what_the_disk_did_not_have_yet(tmp_path):
         journal.append(Kind.EVENT, b"gone")
         journal.rotate(b"snapshot")
         journal.abandon()
+    start_machine_anew(folder)
     size = (folder / file_name(1)).stat().st_size
     change(folder, 1, size - 2, to="cut")
     assert contents(folder) == [b"on the disk"]

@@ -5,11 +5,22 @@ import os
 import pytest
 
 from broker.errors import JournalError
-from broker.journal.claim import LOCK, Mark, read_mark
+from broker.journal.claim import Mark, read_mark
 from broker.journal.files import numbers
 from broker.journal.opening import records, survey
 from broker.journal.records import HEAD_BYTES, Kind, file_name
-from tests.journals import DEADLINE_S, LAST, WHOLE, begin, change, contents, small, three_files
+from tests.journals import (
+    DEADLINE_S,
+    LAST,
+    WHOLE,
+    begin,
+    change,
+    contents,
+    of_an_earlier_version,
+    small,
+    start_machine_anew,
+    three_files,
+)
 
 
 @pytest.fixture
@@ -52,7 +63,7 @@ def test_the_only_file_of_a_journal_cannot_vanish_unnoticed(tmp_path, lock):
         journal.append(Kind.EVENT, b"one")
     size = (folder / file_name(1)).stat().st_size
     if lock is not None:
-        (folder / LOCK).write_bytes(lock)
+        of_an_earlier_version(folder, lock)
     (folder / file_name(1)).unlink()
     with pytest.raises(
         JournalError, match=rf"{file_name(1)}, byte 0: missing, the newest.*\D{0 if lock else size} bytes"
@@ -86,6 +97,7 @@ def test_what_was_not_yet_on_the_disk_may_be_cut_off(tmp_path):
         journal.flush()
         assert read_mark(folder) == Mark(1, synced)
         journal.abandon()
+    start_machine_anew(folder)
     for at in range((folder / file_name(1)).stat().st_size - 1, synced - 1, -1):
         change(folder, 1, at, to="cut")
         here = survey(folder)
@@ -126,6 +138,7 @@ def lagging(folder):
         journal.append(Kind.EVENT, b"confirmed, too")
         journal.rotate(b"snapshot 2")
         journal.abandon()
+    start_machine_anew(folder)
 
 
 def test_a_repair_removes_no_byte(tmp_path, caplog):
@@ -193,7 +206,7 @@ def test_a_repair_that_is_interrupted_is_finished(tmp_path, monkeypatch, steps):
     ],
 )
 def test_a_lock_of_an_earlier_version_or_one_that_is_unreadable_says_nothing_of_bytes(folder, lock):
-    (folder / LOCK).write_bytes(lock)
+    of_an_earlier_version(folder, lock)
     change(folder, 3, (folder / file_name(3)).stat().st_size - HEAD_BYTES - len(LAST), to="cut")
     assert contents(folder) == WHOLE[:2]
     # From now on the mark names the byte, too.
