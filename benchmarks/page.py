@@ -8,8 +8,9 @@ A page has a place for each table. This program fills the place from benchmarks/
     <!-- end -->
 
 A table is followed by the command, the day, the commit and the machine of the run that wrote the file. If there
-is no such file, the page says that nothing was measured, and names the command. `<!-- headlines -->` is a place
-for one table of the ratios that all results give. `--measure` runs benchmarks first, one after the other.
+is no such file, the page says that nothing was measured, and names the command. An experiment that is closed has
+results, but no program in this tree; its tables name the commit that has it. `<!-- headlines -->` is a place for one
+table of the ratios that all results give. `--measure` runs benchmarks first, one after the other.
 """
 
 import argparse
@@ -25,18 +26,11 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).with_name("results")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = {
-    "agent_cost": "agent_cost",
-    "agent_learning": "agent_learning --plot docs/images/agent_learning.png",
     "async_vs_sync": "async_vs_sync --arms heavy tools --seeds 0",
     "broker": "broker --sizes '16 KB' --repetitions 3",
     "claims": "claims --claims GDPO DVAO G2RPO OTC GiGPO --plot docs/images/claims.png",
     "claims-doors": "claims --claims GiGPO-doors --plot docs/images/claims-doors.png",
     "claims-families": "claims --claims GHPO ARPO-branch --plot docs/images/claims-families.png",
-    "endtoend": "endtoend spell_backward --seeds 0",
-    "every_way": "every_way",
-    "every_way-methods": "every_way --cases agent-r arpo-branch dyna-mind ghpo igrpo r3l scaf-grpo urpo xrpo-seeding "
-    "aepo-agentic arpo-gui dapo-direct dgpo dvao eapo epo fapo-judge fapo-rule flow-grpo g2rpo gdpo gigpo grpo-tcr "
-    "hgpo loop otc prs rapo riskpo spear spo-winrate subpo xrpo-novelty",
     "generation": "generation --repetitions 5",
     "generation-smollm2": "generation --size smollm2 --requests 128 --repetitions 5",
     "gpu/fused": "gpu --quick --steps load learner --models 0.6B",
@@ -48,9 +42,6 @@ COMMANDS = {
     "plan": "plan recipes/spell_backward.toml --calibrate 30",
     "plan-smollm2": "plan recipes/smollm2.toml --calibrate 60 --seconds 120",
     "ratios": "ratios",
-    "scaling": "scaling --repetitions 2",
-    "seeds-calculator": "seeds calculator",
-    "seeds-spell_backward": "seeds spell_backward",
     "staleness": "staleness",
     "truncation": "truncation",
     "versus_trl": "versus_trl",
@@ -60,6 +51,14 @@ COMMANDS = {
 """Program and arguments that write benchmarks/results/NAME.json, by NAME, which may have a folder."""
 CAMPAIGNS = ("harnesses",)
 """Those of `COMMANDS` whose program is in tests/campaigns."""
+CLOSED = {
+    "agent_cost": "d2d69aab",
+    "agent_learning": "d2d69aab",
+    "endtoend": "d2d69aab",
+    "every_way": "d2d69aab",
+    "every_way-methods": "d2d69aab",
+}
+"""Results of experiments that are closed, by NAME: the last commit that has the program."""
 _PLACE = re.compile(r"<!-- results: ([\w/-]+)\.([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 _HEADLINES = re.compile(r"<!-- headlines -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -90,11 +89,16 @@ def _table(name: str, table: str, results: Path) -> str:
         raise KeyError(
             f"benchmarks/results/{name}.json has no table {table!r}, but {sorted(found['tables'])}"
         )
-    return f"{place}\n{found['tables'][table]}\n\n{_source(found)}\n<!-- end -->"
+    return f"{place}\n{found['tables'][table]}\n\n{_source(name, found)}\n<!-- end -->"
 
 
-def _source(found: dict[str, Any]) -> str:
-    return f"`{found['command']}`, {found['date']}, commit {found['commit']}, {found['machine']}."
+def _source(name: str, found: dict[str, Any]) -> str:
+    source = f"`{found['command']}`, {found['date']}, commit {found['commit']}, {found['machine']}."
+    return (
+        f"{source} The experiment is closed: commit {CLOSED[name]} has its program."
+        if name in CLOSED
+        else source
+    )
 
 
 def _headlines(results: Path) -> str:

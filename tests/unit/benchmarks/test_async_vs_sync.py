@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import endtoend
 from benchmarks.async_vs_sync import (
     ARMS,
     Run,
@@ -141,24 +140,6 @@ def test_only_training_waits_for_tools(monkeypatch):
 def test_tasks_that_cannot_be_are_refused(params):
     with pytest.raises(EnvError):
         WorkSuite(**params)
-
-
-def test_the_busier_side_is_the_one_that_was_idle_less():
-    summary = {
-        "steps": 10,
-        "tokens_trained": 1000,
-        "tokens_generated": 1500,
-        "idle_share": {"learner": 0.2, "generator": 0.03},
-        "policy_lag": {"mean_versions": 1.5},
-        "accuracy": {"after": None},
-    }
-    result = {"step_seconds": 20.0, "update_seconds": 12.0, "publish_seconds": 1.0}
-    found = endtoend.digest(summary, result, [{"generator/running_requests": 8.0}])
-    assert found["busier"] == 0.03
-    assert found["rest"] == pytest.approx(0.15)
-    assert "| 1 | **3.0%** | 20.0% | 3.0% | 60% / 5% / 15% | 10 | 50 | 1.50 | - |" in endtoend.table(
-        [found | {"seed": 1}]
-    )
 
 
 def test_only_the_heavy_arm_gives_responses_a_budget():

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from benchmarks.page import CAMPAIGNS, COMMANDS, PAGES, RESULTS, ROOT, command, filled
+from benchmarks.page import CAMPAIGNS, CLOSED, COMMANDS, PAGES, RESULTS, ROOT, command, filled
 from benchmarks.report import save_results
 from benchmarks.staleness import RECIPES
 from recipes import BOUNDS_NEVER_ACT, ONE_ALGORITHM
@@ -31,8 +31,12 @@ def test_every_result_is_shown():
 
 
 def test_every_benchmark_has_a_place_and_a_command():
-    assert {name for name, _ in re.findall(r"<!-- results: ([\w/-]+)\.([\w-]+) -->", SHOWN)} == set(COMMANDS)
-    assert {name_of(path) for path in RESULTS.rglob("*.json")} <= set(COMMANDS)
+    assert {name for name, _ in re.findall(r"<!-- results: ([\w/-]+)\.([\w-]+) -->", SHOWN)} == {
+        *COMMANDS,
+        *CLOSED,
+    }
+    assert {name_of(path) for path in RESULTS.rglob("*.json")} <= {*COMMANDS, *CLOSED}
+    assert not {*COMMANDS} & {*CLOSED}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -44,6 +48,29 @@ def test_the_command_of_a_benchmark_exists(name):
     assert '"--json"' in "".join(source.read_text() for source in sources)
     for option in re.findall(r"--[a-z-]+", COMMANDS[name]):
         assert f'"{option}"' in "".join(source.read_text() for source in sources)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_a_closed_experiment_has_results_and_a_commit_with_its_program(name):
+    program = json.loads((RESULTS / f"{name}.json").read_text())["command"].split()[2]
+    assert not module_exists(program)
+    place = rf"<!-- results: {name}\..*?(?=<!-- end -->)"
+    assert all(
+        f"commit {CLOSED[name]} has its program" in text for text in re.findall(place, SHOWN, re.DOTALL)
+    )
+
+
+def module_exists(name):
+    path = ROOT / name.replace(".", "/")
+    return path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_command_that_a_page_names_exists(page):
+    """Tables of closed experiments tell which command wrote them, and which commit has its program."""
+    text = re.sub(r"<!-- results: .*?<!-- end -->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    named = re.findall(r"(?:python -m |`)((?:benchmarks|tests\.campaigns)\.[a-z_.]+[a-z_])\b", text)
+    assert {name for name in named if not module_exists(name)} == set()
 
 
 def test_the_comparison_of_recipes_says_which_are_one_algorithm_as_shipped():
