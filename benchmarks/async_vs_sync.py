@@ -53,7 +53,7 @@ from launch.model import prepare
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
 from learner.errors import Stopped
-from learner.intake.session import Exchange
+from learner.intake.session import BrokerSession
 from learner.metrics import Report
 from learner.process import join
 from learner.publisher import Publisher
@@ -244,7 +244,7 @@ def train(system: System, config: RunConfig, *, arm: str, settings: str, steps: 
     deadline = float("inf")
     curriculum = _curriculum(config, learner_config, epoch)
     try:
-        exchange = Exchange(
+        exchange = BrokerSession(
             link,
             curriculum,
             learner_config,

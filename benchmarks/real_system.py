@@ -29,7 +29,7 @@ from launch.run_file.sections import RunConfig
 from launch.supervise.health import BROKER
 from launch.supervise.posts import environment, posts
 from learner.curriculum import Curriculum
-from learner.intake.session import TIME_LIMIT, Exchange
+from learner.intake.session import TIME_LIMIT, BrokerSession
 from learner.intake.waiting_families import waiting_families
 from learner.metrics import Report
 from learner.process import join
@@ -74,8 +74,8 @@ class BudgetedCurriculum(SampledCurriculum):
         return msgspec.structs.replace(task, sampling=sampling)
 
 
-class CountingExchange(Exchange):
-    """An exchange that counts the lag of each action token of each batch, to prove that the lag was forced.
+class CountingSession(BrokerSession):
+    """A session that counts the lag of each action token of each batch, to prove that the lag was forced.
 
     Replayed tokens are not counted, because they do not come through the exchange.
     """
@@ -111,7 +111,7 @@ def lag_is_exact(
     )
 
 
-ExchangeT = TypeVar("ExchangeT", bound="CountingExchange")
+SessionT = TypeVar("SessionT", bound="CountingSession")
 START_S = 120.0
 
 
@@ -197,15 +197,15 @@ def _await_broker(config: RunConfig, broker: Child) -> None:
 
 @contextmanager
 def learning(
-    system: System, config: RunConfig, seed: int, *, exchange_class: type[ExchangeT]
-) -> Iterator[tuple[Learner, ExchangeT]]:
+    system: System, config: RunConfig, seed: int, *, session_class: type[SessionT]
+) -> Iterator[tuple[Learner, SessionT]]:
     """Make one learner with weights and exchange of its own, and publish its first weights.
 
     Args:
         system: the roles that are running.
         config: settings of this learner, of which `[learner]` and the lengths of segments count.
         seed: seed of the learner. It also chooses the tasks, so equal seeds have equal tasks.
-        exchange_class: what counts the batches.
+        session_class: what counts the batches.
     """
     learner_config = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
     engine = TrainingEngine(
@@ -224,7 +224,7 @@ def learning(
     report = Report(folder)
     publisher = Publisher(system.folder.name, folder, epoch=epoch, keep=learner_config.keep_versions)
     try:
-        exchange = _exchange(system, learner_config, link, epoch, seed, exchange_class)
+        exchange = _exchange(system, learner_config, link, epoch, seed, session_class)
         learner = Learner(
             learner_config,
             folder,
@@ -252,11 +252,11 @@ def _exchange(
     link: ThreadLink,
     epoch: int,
     seed: int,
-    exchange_class: type[ExchangeT],
-) -> ExchangeT:
+    session_class: type[SessionT],
+) -> SessionT:
     """Return an exchange in lockstep, over tasks that depend on the seed alone."""
     curriculum = SampledCurriculum(system.config.env.name, config, epoch, next_index=seed * 1000)
-    exchange = exchange_class(link, curriculum, config, lockstep=True, stop_reason=system.stop_reason)
+    exchange = session_class(link, curriculum, config, lockstep=True, stop_reason=system.stop_reason)
     exchange.intake.families = waiting_families(config, curriculum, system.model, seed=seed)
     return exchange
 
@@ -264,7 +264,7 @@ def _exchange(
 def train(system: System, config: RunConfig, seed: int) -> Outcome:
     """Run one learner from the first weights to the last step."""
     started, learner_config = time.monotonic(), config.learner
-    with learning(system, config, seed, exchange_class=CountingExchange) as (learner, exchange):
+    with learning(system, config, seed, session_class=CountingSession) as (learner, exchange):
         learner.evaluate("before")
         while learner.step < learner_config.steps:
             learner.learn()

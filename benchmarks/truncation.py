@@ -45,7 +45,7 @@ from benchmarks.report import measured, pyplot, save_results
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
 from learner.errors import Stopped
-from learner.intake.session import Exchange
+from learner.intake.session import BrokerSession
 from learner.metrics import Report
 from learner.process import join
 from learner.publisher import Publisher
@@ -304,7 +304,7 @@ def train(system: System, arm: str, config: RunConfig) -> Run:
     try:
         suite = LongTailSuite(**config.env.params)
         curriculum = _curriculum(config, settings, epoch, suite)
-        exchange = Exchange(
+        exchange = BrokerSession(
             link,
             curriculum,
             settings,

@@ -12,7 +12,7 @@ from learner.checkpoint_files import verify_latest
 from learner.curriculum import Curriculum
 from learner.errors import Stopped
 from learner.intake.evaluation import measure
-from learner.intake.session import Exchange
+from learner.intake.session import BrokerSession
 from learner.metrics import Report
 from learner.process import SharedGpu, Stop, join, lead, leave
 from learner.publisher import Publisher
@@ -107,7 +107,7 @@ def run_evaluation(
     progress = _EvaluationProgress()
     link = join(config, broker, run, epoch=begin.epoch, progress=progress, stepped_back=True, keys=keys)
     curriculum = Curriculum(env_name, config, begin.epoch)
-    exchange = Exchange(link, curriculum, config, lockstep=False, stop_reason=stop.reason, broker=broker)
+    exchange = BrokerSession(link, curriculum, config, lockstep=False, stop_reason=stop.reason, broker=broker)
     progress.exchange = exchange
     register = None if engine is None else engine.register
     publisher = Publisher(run, run_dir, epoch=begin.epoch, keep=2, url=weights_url, register=register)
@@ -122,7 +122,7 @@ class _EvaluationProgress:
     """The progress of evaluations for the heartbeat."""
 
     # Invariant: the link's thread calls this while the main thread evaluates; it only reads.
-    exchange: Exchange | None = None
+    exchange: BrokerSession | None = None
 
     def __call__(self) -> Progress:
         exchange = self.exchange
@@ -137,7 +137,7 @@ def evaluate(
     config: LearnerConfig,
     run_dir: Path,
     engine: "TrainingEngine | None",
-    exchange: Exchange,
+    exchange: BrokerSession,
     publisher: Publisher,
     *,
     started: float,
@@ -172,7 +172,7 @@ def evaluate(
 
 
 def evaluate_sets(
-    config: LearnerConfig, exchange: Exchange, report: Report, *, step: int, version: int
+    config: LearnerConfig, exchange: BrokerSession, report: Report, *, step: int, version: int
 ) -> tuple[str, list[dict[str, Any]]]:
     """Evaluate each set once. Return what ended it, and the records of the evaluations.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from learner.checkpoint_files import step_back
 from learner.curriculum import Curriculum
-from learner.intake.session import Exchange
+from learner.intake.session import BrokerSession
 from learner.intake.waiting_families import waiting_families
 from learner.metrics import Report
 from learner.process import SharedGpu, Stop, join, lead, leave
@@ -69,7 +69,7 @@ def run_learner(
     link = _join_from(begin, config, broker, run, progress=progress, keys=keys)
     stop.limit(max_minutes)
     curriculum = Curriculum(env_name, config, begin.epoch, lineage=begin.lineage)
-    exchange = Exchange(
+    exchange = BrokerSession(
         link, curriculum, config, lockstep=lockstep, stop_reason=stop.reason, broker=broker, step=begin.step
     )
     publisher = Publisher(
@@ -103,7 +103,7 @@ def wire(
     config: LearnerConfig,
     run_dir: Path,
     engine: "TrainingEngine",
-    exchange: Exchange,
+    exchange: BrokerSession,
     publisher: Publisher,
     gpu: SharedGpu,
     *,

@@ -8,7 +8,7 @@ from learner.curriculum import Curriculum
 from learner.errors import CannotRetrain
 from learner.families.notes import AnswerText
 from learner.families.reactions import joined
-from learner.intake.intake import Intake, receive
+from learner.intake.intake import Intake
 from learner.intake.waiting_families import decoder_of_judgements
 from learner.metrics import Report
 from learner.recorded_steps import RecordedStep
@@ -54,7 +54,7 @@ class RecordedBatches:
         """Receive the recorded deliveries of a step."""
         self._batch, self._tasks, self._step = recorded.trained, recorded.tasks, recorded.step
         for unit in recorded.units:
-            receive(self.intake, unit.deliver, unit.frames)
+            self.intake.receive(unit.deliver, unit.frames)
 
     def collect(self, *, step: int, version: int) -> list[Unit]:
         """Return the recorded batch.
@@ -70,7 +70,7 @@ class RecordedBatches:
             )
         batch = [ready.pop(unit_id) for unit_id in self._batch]
         others = list(ready.values())
-        self.intake.drop(others, "not_trained")
+        self.intake.drop_units(others, "not_trained")
         for unit in batch:
             self.intake.ready.remove(unit)
         family = self.intake.curriculum.config.family

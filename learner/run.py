@@ -13,7 +13,7 @@ from learner.checkpoint_files import latest_name
 from learner.errors import NothingToLearn, Stopped
 from learner.evaluations import evaluations_due, is_due
 from learner.intake.evaluation import measure
-from learner.intake.session import TIME_LIMIT, Exchange
+from learner.intake.session import TIME_LIMIT, BrokerSession
 from learner.intake.signal_watch import SOLVED
 from learner.metrics import rollout_metrics
 from learner.publisher import Publisher
@@ -84,7 +84,7 @@ OPEN_FILE = "open.msgpack"
 class Learner(Trainer):
     """A whole run, from its start or a checkpoint to its last evaluation; `learner.main` wires it."""
 
-    exchange: Exchange
+    exchange: BrokerSession
     publisher: Publisher
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
@@ -336,5 +336,5 @@ class Learner(Trainer):
             intake.open.restore((folder / OPEN_FILE).read_bytes())
         else:
             # The broker cancels the tasks of the other lineage; these have new names.
-            self.exchange.put(tasks)
+            self.exchange.put_tasks(tasks)
         log.info("resumed at step %d, version %d, epoch %d", self.step, self.version, curriculum.epoch)

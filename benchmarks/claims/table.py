@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from benchmarks.claims.claims import ARMS, BUDGETS, CLAIMS, Bar, Budget, BudgetUnit, Claim, Measure
-from benchmarks.real_system import CountingExchange, System, lag_is_exact, learning
+from benchmarks.real_system import CountingSession, System, lag_is_exact, learning
 from benchmarks.report import pyplot
 from benchmarks.staleness import fingerprint
 from launch.run_file.sections import RunConfig
@@ -62,8 +62,8 @@ class Cell:
         return [getattr(point, self.unit) for point in self.curve]
 
 
-class PointExchange(CountingExchange):
-    """An exchange that notes what each batch was like. Groups are not filtered, so a batch is all that was sampled."""
+class PointSession(CountingSession):
+    """A session that notes what each batch was like. Groups are not filtered, so a batch is all that was sampled."""
 
     def collect(self, *, step: int, version: int) -> list[Unit]:
         units = super().collect(step=step, version=version)
@@ -110,7 +110,7 @@ def repeated_steps(t: Trajectory) -> int:
 def measure(system: System, config: RunConfig, arm: str, seed: int, budget: Budget) -> Cell:
     """Train an arm until its batches have used up the budget."""
     started = time.monotonic()
-    with learning(system, config, seed, exchange_class=PointExchange) as (learner, exchange):
+    with learning(system, config, seed, session_class=PointSession) as (learner, exchange):
         while not exchange.points or getattr(exchange.points[-1], budget.unit) < budget.amount:
             learner.learn()
     exact = lag_is_exact(exchange.lags_by_step, config.learner.forced_lag, learner.step)

@@ -16,7 +16,7 @@ from benchmarks.versus_trl.runs import Run, Spec
 from launch.run_file.load import check
 from launch.run_file.sections import RunConfig
 from learner.errors import Stopped
-from learner.intake.session import Exchange
+from learner.intake.session import BrokerSession
 from learner.metrics import Report
 from learner.process import join
 from learner.publisher import Publisher
@@ -68,7 +68,7 @@ def train(system: System, config: RunConfig, spec: Spec, started: float) -> Run:
     publisher = Publisher(system.folder.name, system.folder, epoch=epoch, keep=settings.keep_versions)
     deadline = float("inf")
     try:
-        exchange = Exchange(
+        exchange = BrokerSession(
             link,
             SampledCurriculum(config.env.name, settings, epoch, next_index=config.run.seed * 1_000_000),
             settings,

@@ -82,7 +82,7 @@ MISSING_SHARE = 0.05
 
 
 class Evaluator(Protocol):
-    """Runs the episodes of an evaluation: an `Exchange`, or a script in a test."""
+    """Runs the episodes of an evaluation: a `BrokerSession`, or a script in a test."""
 
     def evaluate(self, tag: str, of: EvaluationConfig, *, version: int) -> list[Trajectory | None]: ...
 

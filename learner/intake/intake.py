@@ -30,6 +30,8 @@ from protocol.messages.episodes import Commit, Deliver, Dropped, Task
 from protocol.messages.peers import QueueStats
 from protocol.version_line import VersionLine
 
+log = logging.getLogger(__name__)
+
 REMEMBERED_UNITS = 65_536
 """Number of committed units that are remembered; the oldest are removed first."""
 
@@ -98,7 +100,7 @@ class UnitCommits:
 
     Example:
         >>> commits = UnitCommits()
-        >>> commits.hold("1g0"); commits.drop("1g1")
+        >>> commits.hold_unit("1g0"); commits.drop_unit("1g1")
         >>> "1g0" in commits, "1g1" in commits, "1g2" in commits
         (True, True, False)
         >>> commits.commit(1, 7, []).dropped
@@ -108,7 +110,7 @@ class UnitCommits:
     """
 
     committed: CommitMemory = field(default_factory=CommitMemory)
-    held: set[str] = field(default_factory=set)
+    held_units: set[str] = field(default_factory=set)
     """Deliveries that wait for their family, are ready or are being trained."""
     _dropped: list[str] = field(default_factory=list)
     """Units that were dropped and are not committed yet."""
@@ -117,19 +119,19 @@ class UnitCommits:
 
     def __contains__(self, unit_id: str) -> bool:
         """Return whether a delivery is here: its commit is not sent yet."""
-        return unit_id in self.held or unit_id in self._dropped
+        return unit_id in self.held_units or unit_id in self._dropped
 
-    def hold(self, unit_id: str) -> None:
+    def hold_unit(self, unit_id: str) -> None:
         """Note a delivery that is to be trained."""
-        self.held.add(unit_id)
+        self.held_units.add(unit_id)
 
-    def drop(self, unit_id: str) -> None:
+    def drop_unit(self, unit_id: str) -> None:
         """Note a new delivery that will not be trained. The next commit names it."""
         self._dropped.append(unit_id)
 
-    def drop_held(self, unit_id: str) -> None:
+    def drop_held_unit(self, unit_id: str) -> None:
         """Note that a held delivery will not be trained after all. The next commit names it."""
-        self.held.remove(unit_id)
+        self.held_units.remove(unit_id)
         self._dropped.append(unit_id)
 
     def commit(
@@ -146,7 +148,7 @@ class UnitCommits:
         """
         parts = [part for unit in trained for part in unit.parts]
         for part in parts:
-            self.held.remove(part.unit_id)
+            self.held_units.remove(part.unit_id)
             if part.trained:
                 self.committed.add(part.unit_id, step=step, trained=True, version=version)
             else:
@@ -175,7 +177,7 @@ class UnitCommits:
         A unit that is ready or dropped here is left out, even if it was committed before under the same id:
         it is a new unit of a broker that lost its journal and uses ids again.
         """
-        here = self.held | set(self._dropped)
+        here = self.held_units | set(self._dropped)
         units = [unit_id for unit_id in held if unit_id in self.committed and unit_id not in here]
         self._recommits += units
         return len(units)
@@ -278,7 +280,163 @@ class Intake:
     sampled_tokens: int = 0
     """Action tokens that the generators report, summed over restarts of this process and of generators."""
 
-    def take(self, units: int, *, in_order: bool = False) -> list[Unit]:
+    def receive(self, message: AnyMessage, rest: Sequence[bytes]) -> None:
+        """Process one message from the broker."""
+        match message:
+            case Deliver(unit_id=unit_id) if unit_id in self.commits:
+                # Its commit is not sent yet, so there is nothing to repeat.
+                log.debug("unit %s came again while it is here", unit_id)
+            case Deliver():
+                self.deliveries += 1
+                self._receive_unit(message, rest)
+            case Dropped():
+                self.deliveries += 1
+                # 0 trajectories: a window before the last. The gap shows when the next window comes.
+                if message.trajectories:
+                    self._stop_waiting_for(message.group_id, message.unit_id)
+                self.counts.note(f"dropped_{message.reason}", message.trajectories)
+            case QueueStats():
+                grown = message.gauges.get(SAMPLED, 0.0) - self.gauges.get(SAMPLED, 0.0)
+                # The gauge falls when a generator is restarted.
+                self.sampled_tokens += max(0, int(grown))
+                self.gauges = message.gauges
+
+    def _receive_unit(self, deliver: Deliver, rest: Sequence[bytes]) -> None:
+        try:
+            segments = decode_delivery(deliver, rest)
+        except ProtocolError as error:
+            log.error("delivery refused unit=%s: %s", deliver.unit_id, error)
+            segments = []
+        self.delivered_tokens += sum(segment.action_tokens for segment, _ in segments)
+        if self._was_committed(deliver.unit_id, segments):
+            self._repeat_commit(deliver, segments)
+            return
+        if self.windows and segments and segments[0][0].purpose == "train":
+            self._receive_window(deliver, segments)
+            return
+        trajectories = trajectories_of(segments, self.line, self.counts, self.route_layers)
+        if not trajectories:
+            group_id = _group_id(deliver, segments)
+            if deliver.complete or deliver.unit_id == group_id:
+                self._stop_waiting_for(group_id, deliver.unit_id)
+            self.drop_delivery(deliver.unit_id, "unusable", [])
+            return
+        group_id, training = trajectories[0].group_id, trajectories[0].purpose == "train"
+        whole, config = deliver.unit_id == group_id, self.curriculum.config.reward
+        trajectories = valued(trajectories, config, self.line, group=whole, training=training)
+        if not training:
+            for trajectory in trajectories:
+                self.evaluated[group_id] = trajectory
+                self.signal.episode(trajectory)
+            self.drop_delivery(deliver.unit_id, "evaluated", trajectories)
+        elif not self.curriculum.owns(group_id):
+            self.drop_delivery(deliver.unit_id, "other_epoch", trajectories)
+        else:
+            self._receive_training(deliver.unit_id, group_id, trajectories)
+
+    def _receive_training(self, unit_id: str, group_id: str, trajectories: list[Trajectory]) -> None:
+        """Hold a group or a trajectory that this lineage asked for, unless it would train nothing."""
+        self.recent += trajectories
+        for trajectory in trajectories:
+            self.signal.episode(trajectory)
+        failed = [t for t in trajectories if t.status == "failed"]
+        self.counts.add("failed", failed)
+        usable = [t for t in trajectories if is_usable(t)]
+        if self.families is not None:
+            self.families.failed(failed)
+            self._add_to_family(self.families, FamilyStage(group_id, unit_id, usable))
+            return
+        outcome = self.judged(usable)
+        if outcome:
+            self.free_room(Unit(unit_id, group_id, trajectories))
+            self.drop_delivery(unit_id, outcome, usable)
+            return
+        self.hold_for_batch(Unit(unit_id, group_id, usable))
+
+    def _add_to_family(self, families: WaitingFamilies, stage: FamilyStage) -> None:
+        if outcome := families.refuses(stage.group_id):
+            self.drop_delivery(stage.unit_id, outcome, stage.members)
+            return
+        self.commits.hold_unit(stage.unit_id)
+        self.settle(families.add(stage))
+
+    def _was_committed(self, unit_id: str, segments: list[SegmentArrays]) -> bool:
+        """Return whether this unit was committed, and is not a new one with a reused id.
+
+        A broker that lost its journal uses ids again.
+        """
+        if unit_id not in self.commits.committed:
+            return False
+        return not (self.windows and segments and self.open.begun_anew(segments))
+
+    def _repeat_commit(self, deliver: Deliver, segments: list[SegmentArrays]) -> None:
+        """Queue a repeated commit for a unit that was committed and has been delivered again."""
+        ends = {segment.trajectory_id for segment, _ in segments if segment.status != "unfinished"}
+        tokens = sum(segment.action_tokens for segment, _ in segments)
+        self.counts.note(RECOMMITTED, len(ends), tokens)
+        self.commits.repeat(deliver.unit_id)
+        group_id = _group_id(deliver, segments)
+        if self.curriculum.is_evaluation(group_id):
+            return
+        if deliver.complete or deliver.unit_id == group_id:
+            self._stop_waiting_for(group_id, deliver.unit_id)
+
+    def _receive_window(self, deliver: Deliver, segments: list[SegmentArrays]) -> None:
+        """Process the next window of a trajectory; the tokens before it become its context."""
+        segment, last = segments[0][0], segments[-1][0]
+        tokens = sum(piece.action_tokens for piece, _ in segments)
+        if not self.curriculum.awaits(segment.group_id, segment.task_id):
+            self.counts.note("other_epoch", 0, tokens)
+            self.drop_delivery(deliver.unit_id, "other_epoch", [])
+            return
+        if self.open.displaced_by(segments):
+            self.counts.note("broken", 1)
+        try:
+            trajectory = self.open.extend(segments, self.route_layers)
+        except BrokenTrajectory as error:
+            log.error("window rejected: %s", error)
+            self.counts.note("broken", 1)
+            trajectory = None
+        if trajectory is None:
+            self.counts.note("broken", 0, tokens)
+            self.drop_delivery(deliver.unit_id, "broken", [])
+            if last.status != "unfinished":
+                self.free_member(segment.group_id, segment.task_id)
+            return
+        config, whole = self.curriculum.config.reward, [placed(trajectory, self.line)]
+        (trajectory,) = valued(whole, config, self.line, group=False, training=True)
+        if trajectory.status != "unfinished":
+            self.recent.append(trajectory)
+            self.signal.episode(trajectory)
+        unit = Unit(deliver.unit_id, segment.group_id, [trajectory])
+        if trajectory.status == "failed" or not trajectory.window_tokens:
+            self.free_room(unit)
+            outcome = "failed" if trajectory.status == "failed" else "context"
+            self.drop_delivery(deliver.unit_id, outcome, [trajectory])
+            return
+        self.hold_for_batch(unit)
+
+    def _stop_waiting_for(self, group_id: str, unit_id: str) -> None:
+        """Stop waiting for this group, or for this member of it."""
+        curriculum = self.curriculum
+        if curriculum.is_evaluation(group_id):
+            self.evaluated[group_id] = None
+            return
+        if unit_id in ("", group_id):
+            if self.families is not None:
+                if curriculum.owns(group_id):
+                    self.settle(self.families.lost(group_id))
+                return
+            for task in curriculum.outstanding.get(group_id, []):
+                self.open.forget(task.task_id)
+            curriculum.free(group_id)
+            return
+        # The unit is named by the task, or by its trajectory.
+        name = names.without_window(unit_id)
+        task_id = name if curriculum.awaits(group_id, name) else names.task_of(name)
+        self.free_member(group_id, task_id)
+
+    def take_batch(self, units: int, *, in_order: bool = False) -> list[Unit]:
         """Remove and return the oldest units.
 
         Args:
@@ -292,13 +450,13 @@ class Intake:
 
     def drop_stale(self, oldest: int) -> None:
         """Drop ready units without a token of version ``oldest`` or later: they would train nothing."""
-        self.drop([g for g in self.ready if newest_version(g.trajectories) < oldest], "stale")
+        self.drop_units([g for g in self.ready if newest_version(g.trajectories) < oldest], "stale")
 
-    def drop(self, units: Sequence[Unit], outcome: str) -> None:
+    def drop_units(self, units: Sequence[Unit], outcome: str) -> None:
         """Drop ready units and count them under an outcome."""
         for unit in units:
             self.ready.remove(unit)
-            self._let_go(unit, outcome)
+            self._drop_held(unit, outcome)
 
     def take_recent(self) -> list[Trajectory]:
         """Return the training trajectories that arrived since the last call."""
@@ -367,31 +525,33 @@ class Intake:
 
     def awaited(self) -> list[Task]:
         """Return outstanding tasks whose result is not here; they are put again after a new join."""
-        here = {names.task_of(unit_id) for unit_id in self.commits.held if names.window(unit_id) is None}
+        here = {
+            names.task_of(unit_id) for unit_id in self.commits.held_units if names.window(unit_id) is None
+        }
         return [
             task
             for group_id, tasks in self.curriculum.outstanding.items()
-            if group_id not in self.commits.held
+            if group_id not in self.commits.held_units
             for task in tasks
             if task.task_id not in here and not self.open.ended(task.task_id)
         ]
 
-    def hold(self, unit: Unit) -> None:
+    def hold_for_batch(self, unit: Unit) -> None:
         """Put a delivery that is to be trained to the ready units."""
-        self.commits.hold(unit.unit_id)
+        self.commits.hold_unit(unit.unit_id)
         self.ready.append(unit)
 
     def drop_delivery(self, unit_id: str, outcome: str, trajectories: Sequence[Trajectory]) -> None:
         """Count a delivery that will not be trained under an outcome; the next commit names it."""
         self.counts.add(outcome, trajectories)
-        self.commits.drop(unit_id)
+        self.commits.drop_unit(unit_id)
 
     def settle(self, family: Unit | None) -> None:
         """Put a family that waits for nothing more to the ready units, or drop it if it would train nothing."""
         if family is None:
             return
         if outcome := self.judged(family.trajectories):
-            self._let_go(family, outcome)
+            self._drop_held(family, outcome)
         else:
             self.ready.append(family)
 
@@ -400,22 +560,22 @@ class Intake:
         for family in self.families.overdue(now) if self.families is not None else ():
             self.settle(family)
 
-    def _let_go(self, unit: Unit, outcome: str) -> None:
+    def _drop_held(self, unit: Unit, outcome: str) -> None:
         """Drop a unit with all its deliveries; what its family would not train keeps an outcome of its own."""
         self.free_room(unit)
         for part in unit.parts:
-            self.commits.drop_held(part.unit_id)
+            self.commits.drop_held_unit(part.unit_id)
             for name, trajectories in {outcome: part.trained, **part.dropped}.items():
                 self.counts.add(name, trajectories)
 
     def judged(self, usable: Sequence[Trajectory]) -> str:
         """Return the outcome of a group that would train nothing, and note whether the group has a signal."""
-        outcome = self._fault(usable)
+        outcome = self._why_untrained(usable)
         if self.filter_uniform and outcome in ("", "uniform"):
             self.signal.group([t.return_ for t in usable if not t.baseline], uniform=outcome == "uniform")
         return outcome
 
-    def _fault(self, usable: Sequence[Trajectory]) -> str:
+    def _why_untrained(self, usable: Sequence[Trajectory]) -> str:
         """Return the outcome of a group that would train nothing; "" if it would train something."""
         config = self.curriculum.config
         baselines = sum(t.baseline for t in usable)
@@ -446,173 +606,6 @@ class Intake:
     def composed(self, config: RewardConfig, members: Sequence[Trajectory]) -> list[Trajectory]:
         """Compose the rewards of the members of a group, see `learner.intake.trajectories.composed_at`."""
         return composed_at(self.line, config, members)
-
-
-log = logging.getLogger(__name__)
-
-
-def receive(intake: Intake, message: AnyMessage, rest: Sequence[bytes]) -> None:
-    """Process one message from the broker."""
-    match message:
-        case Deliver(unit_id=unit_id) if unit_id in intake.commits:
-            # Its commit is not sent yet, so there is nothing to repeat.
-            log.debug("unit %s came again while it is here", unit_id)
-        case Deliver():
-            intake.deliveries += 1
-            _delivered(intake, message, rest)
-        case Dropped():
-            intake.deliveries += 1
-            # 0 trajectories: a window before the last. The gap shows when the next window comes.
-            if message.trajectories:
-                _will_not_come(intake, message.group_id, message.unit_id)
-            intake.counts.note(f"dropped_{message.reason}", message.trajectories)
-        case QueueStats():
-            grown = message.gauges.get(SAMPLED, 0.0) - intake.gauges.get(SAMPLED, 0.0)
-            # The gauge falls when a generator is restarted.
-            intake.sampled_tokens += max(0, int(grown))
-            intake.gauges = message.gauges
-
-
-def _delivered(intake: Intake, deliver: Deliver, rest: Sequence[bytes]) -> None:
-    try:
-        segments = decode_delivery(deliver, rest)
-    except ProtocolError as error:
-        log.error("delivery refused unit=%s: %s", deliver.unit_id, error)
-        segments = []
-    intake.delivered_tokens += sum(segment.action_tokens for segment, _ in segments)
-    if _is_committed(intake, deliver.unit_id, segments):
-        _commit_again(intake, deliver, segments)
-        return
-    if intake.windows and segments and segments[0][0].purpose == "train":
-        _window(intake, deliver, segments)
-        return
-    trajectories = trajectories_of(segments, intake.line, intake.counts, intake.route_layers)
-    if not trajectories:
-        group_id = _group_id(deliver, segments)
-        if deliver.complete or deliver.unit_id == group_id:
-            _will_not_come(intake, group_id, deliver.unit_id)
-        intake.drop_delivery(deliver.unit_id, "unusable", [])
-        return
-    group_id, training = trajectories[0].group_id, trajectories[0].purpose == "train"
-    whole, config = deliver.unit_id == group_id, intake.curriculum.config.reward
-    trajectories = valued(trajectories, config, intake.line, group=whole, training=training)
-    if not training:
-        for trajectory in trajectories:
-            intake.evaluated[group_id] = trajectory
-            intake.signal.episode(trajectory)
-        intake.drop_delivery(deliver.unit_id, "evaluated", trajectories)
-    elif not intake.curriculum.owns(group_id):
-        intake.drop_delivery(deliver.unit_id, "other_epoch", trajectories)
-    else:
-        _to_train(intake, deliver.unit_id, group_id, trajectories)
-
-
-def _to_train(intake: Intake, unit_id: str, group_id: str, trajectories: list[Trajectory]) -> None:
-    """Hold a group or a trajectory that this lineage asked for, unless it would train nothing."""
-    intake.recent += trajectories
-    for trajectory in trajectories:
-        intake.signal.episode(trajectory)
-    failed = [t for t in trajectories if t.status == "failed"]
-    intake.counts.add("failed", failed)
-    usable = [t for t in trajectories if is_usable(t)]
-    if intake.families is not None:
-        intake.families.failed(failed)
-        _join_family(intake, intake.families, FamilyStage(group_id, unit_id, usable))
-        return
-    outcome = intake.judged(usable)
-    if outcome:
-        intake.free_room(Unit(unit_id, group_id, trajectories))
-        intake.drop_delivery(unit_id, outcome, usable)
-        return
-    intake.hold(Unit(unit_id, group_id, usable))
-
-
-def _join_family(intake: Intake, families: WaitingFamilies, stage: FamilyStage) -> None:
-    if outcome := families.refuses(stage.group_id):
-        intake.drop_delivery(stage.unit_id, outcome, stage.members)
-        return
-    intake.commits.hold(stage.unit_id)
-    intake.settle(families.add(stage))
-
-
-def _is_committed(intake: Intake, unit_id: str, segments: list[SegmentArrays]) -> bool:
-    """Return whether this unit was committed, and is not a new one with a reused id.
-
-    A broker that lost its journal uses ids again.
-    """
-    if unit_id not in intake.commits.committed:
-        return False
-    return not (intake.windows and segments and intake.open.begun_anew(segments))
-
-
-def _commit_again(intake: Intake, deliver: Deliver, segments: list[SegmentArrays]) -> None:
-    """Queue a repeated commit for a unit that was committed and has been delivered again."""
-    ends = {segment.trajectory_id for segment, _ in segments if segment.status != "unfinished"}
-    tokens = sum(segment.action_tokens for segment, _ in segments)
-    intake.counts.note(RECOMMITTED, len(ends), tokens)
-    intake.commits.repeat(deliver.unit_id)
-    group_id = _group_id(deliver, segments)
-    if intake.curriculum.is_evaluation(group_id):
-        return
-    if deliver.complete or deliver.unit_id == group_id:
-        _will_not_come(intake, group_id, deliver.unit_id)
-
-
-def _window(intake: Intake, deliver: Deliver, segments: list[SegmentArrays]) -> None:
-    """Process the next window of a trajectory; the tokens before it become its context."""
-    segment, last = segments[0][0], segments[-1][0]
-    tokens = sum(piece.action_tokens for piece, _ in segments)
-    if not intake.curriculum.awaits(segment.group_id, segment.task_id):
-        intake.counts.note("other_epoch", 0, tokens)
-        intake.drop_delivery(deliver.unit_id, "other_epoch", [])
-        return
-    if intake.open.displaced_by(segments):
-        intake.counts.note("broken", 1)
-    try:
-        trajectory = intake.open.extend(segments, intake.route_layers)
-    except BrokenTrajectory as error:
-        log.error("window rejected: %s", error)
-        intake.counts.note("broken", 1)
-        trajectory = None
-    if trajectory is None:
-        intake.counts.note("broken", 0, tokens)
-        intake.drop_delivery(deliver.unit_id, "broken", [])
-        if last.status != "unfinished":
-            intake.free_member(segment.group_id, segment.task_id)
-        return
-    config, whole = intake.curriculum.config.reward, [placed(trajectory, intake.line)]
-    (trajectory,) = valued(whole, config, intake.line, group=False, training=True)
-    if trajectory.status != "unfinished":
-        intake.recent.append(trajectory)
-        intake.signal.episode(trajectory)
-    unit = Unit(deliver.unit_id, segment.group_id, [trajectory])
-    if trajectory.status == "failed" or not trajectory.window_tokens:
-        intake.free_room(unit)
-        outcome = "failed" if trajectory.status == "failed" else "context"
-        intake.drop_delivery(deliver.unit_id, outcome, [trajectory])
-        return
-    intake.hold(unit)
-
-
-def _will_not_come(intake: Intake, group_id: str, unit_id: str) -> None:
-    """Stop waiting for this group, or for this member of it."""
-    curriculum = intake.curriculum
-    if curriculum.is_evaluation(group_id):
-        intake.evaluated[group_id] = None
-        return
-    if unit_id in ("", group_id):
-        if intake.families is not None:
-            if curriculum.owns(group_id):
-                intake.settle(intake.families.lost(group_id))
-            return
-        for task in curriculum.outstanding.get(group_id, []):
-            intake.open.forget(task.task_id)
-        curriculum.free(group_id)
-        return
-    # The unit is named by the task, or by its trajectory.
-    name = names.without_window(unit_id)
-    task_id = name if curriculum.awaits(group_id, name) else names.task_of(name)
-    intake.free_member(group_id, task_id)
 
 
 def _group_id(deliver: Deliver, segments: Sequence[SegmentArrays]) -> str:

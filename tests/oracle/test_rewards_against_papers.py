@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from learner.curriculum import Curriculum
-from learner.intake.intake import Intake, receive
+from learner.intake.intake import Intake
 from learner.rewards import call_factor, composed, needed_rewards, overlong_penalty, updates_at, win_rates
 from learner.settings.learner import LearnerConfig
 from learner.settings.rewards import RewardConfig
@@ -186,7 +186,7 @@ def test_stages_do_not_shorten_when_a_learner_goes_back_to_a_checkpoint():
         curriculum.refill(version=0, lockstep=False)
         intake = Intake(curriculum, False, line=VersionLine(forks))
         members = [member(i, [Reward("exact", 1, 1.0 - i)], version=9) for i in range(2)]
-        receive(intake, *decode(encode_delivery(Deliver(unit_id="0g0", segments=2), members)))
+        intake.receive(*decode(encode_delivery(Deliver(unit_id="0g0", segments=2), members)))
         (unit,) = intake.ready
         assert [t.return_ for t in unit.trajectories] == expected
 
@@ -218,7 +218,7 @@ def test_the_intake_composes_whole_groups():
     curriculum.refill(version=0, lockstep=False)
     intake = Intake(curriculum, True)
     members = [member(i, [Reward("exact", 1, 1.0 - i), Reward("length", 1, 3.0)]) for i in range(2)]
-    receive(intake, *decode(encode_delivery(Deliver(unit_id="0g0", segments=2), members)))
+    intake.receive(*decode(encode_delivery(Deliver(unit_id="0g0", segments=2), members)))
     (unit,) = intake.ready
     assert [t.return_ for t in unit.trajectories] == [4.0, 0.0]
     assert [t.reward_by_name for t in unit.trajectories] == [

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from launch.commands import retrain
 from learner.curriculum import Curriculum
-from learner.intake.session import Exchange
+from learner.intake.session import BrokerSession
 from learner.intake.waiting_families import WaitingFamilies
 from learner.settings.learner import LearnerConfig
 from protocol.messages.episodes import Dropped
@@ -56,7 +56,7 @@ class World(Supply):
             self.lines, held = dict(self.saved["lines"]), self.saved["version"]
         self.hello()
         curriculum = Curriculum("e", self.config, self.epoch, lineage=1)
-        self.exchange = Exchange(
+        self.exchange = BrokerSession(
             self, curriculum, self.config, lockstep=False, stop_reason=lambda: "", step=self.step
         )
         if self.config.family is not None:

@@ -11,7 +11,7 @@ import pytest
 
 from learner import checkpoint_files
 from learner.curriculum import Curriculum
-from learner.intake.session import Exchange
+from learner.intake.session import BrokerSession
 from learner.metrics import Report
 from learner.replay.table import make_table
 from learner.retrain import Unpublished
@@ -89,7 +89,7 @@ class Engine:
         return state.client
 
 
-class Rehearsed(Exchange):
+class Rehearsed(BrokerSession):
     """An exchange that treats the oldest groups of the curriculum as delivered."""
 
     version_before = 0
@@ -100,8 +100,8 @@ class Rehearsed(Exchange):
         groups = [Unit(name, name, members(name)) for name in dealt]
         for group in groups:
             self.intake.delivered_tokens += group.tokens
-            self.intake.hold(group)
-        return self.intake.take(2)
+            self.intake.hold_for_batch(group)
+        return self.intake.take_batch(2)
 
 
 def members(name) -> list[Trajectory]:

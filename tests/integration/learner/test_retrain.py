@@ -14,7 +14,7 @@ from launch.commands import retrain as recording
 from launch.commands.retrain import same_weights
 from learner.curriculum import Curriculum
 from learner.errors import CannotRetrain
-from learner.intake.session import Exchange
+from learner.intake.session import BrokerSession
 from learner.intake.waiting_families import WaitingFamilies
 from learner.metrics import Report
 from learner.process import DELIVERY_UNITS
@@ -239,7 +239,9 @@ def learn(system, folder, config, model, *, resume=False, kill_at=None):
     engine = TrainingEngine(config, model=model, total_steps=config.steps, seed=SEED)
     system.join(begin)
     curriculum = Curriculum("e", config, begin.epoch, lineage=begin.lineage)
-    exchange = Exchange(system, curriculum, config, lockstep=False, stop_reason=lambda: "", step=begin.step)
+    exchange = BrokerSession(
+        system, curriculum, config, lockstep=False, stop_reason=lambda: "", step=begin.step
+    )
     it = Learner(
         config,
         folder,

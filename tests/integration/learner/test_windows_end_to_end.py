@@ -9,7 +9,7 @@ import pytest
 
 from launch.processes import free_ports
 from learner.curriculum import Curriculum
-from learner.intake.intake import Intake, receive
+from learner.intake.intake import Intake
 from learner.settings.learner import LearnerConfig
 from protocol.messages.episodes import Deliver, DeliveryCredit, PutTasks
 from protocol.messages.peers import Hello
@@ -82,7 +82,7 @@ class Run:
     def received(self, message, rest):
         if isinstance(message, Deliver):
             self.units.append((message.unit_id, len(self.generator.requests)))
-        receive(self.intake, message, rest)
+        self.intake.receive(message, rest)
 
     def refill(self):
         self.learner.send(PutTasks(tasks=self.curriculum.refill(version=0, lockstep=False)))
@@ -90,7 +90,7 @@ class Run:
 
     def train(self, step=1):
         """Take all ready units and commit them as trained. Return their trajectories."""
-        groups = self.intake.take(1000)
+        groups = self.intake.take_batch(1000)
         commit = self.intake.commit(0, step, groups)
         if commit is not None:
             self.learner.send(commit)

@@ -19,7 +19,7 @@ from benchmarks.claims.table import (
     Cell,
     Difference,
     Point,
-    PointExchange,
+    PointSession,
     cell_from,
     difference,
     next_point,
@@ -133,7 +133,7 @@ def test_a_learner_of_the_benchmark_has_the_families_of_its_arm(name, kind, tmp_
         monkeypatch.setattr(real_system, part, MagicMock())
     config = configured(ARMS[name])
     system = real_system.System(config, tmp_path, str(tmp_path / "model"), [])
-    with real_system.learning(system, config, 3, exchange_class=PointExchange) as (_, exchange):
+    with real_system.learning(system, config, 3, session_class=PointSession) as (_, exchange):
         families, tasks = exchange.intake.families, exchange.curriculum.refill(version=0, lockstep=True)
     assert kind == (None if families is None else families.config.kind)
     # One batch under way and one ahead, as the lag is forced, each of four tasks.

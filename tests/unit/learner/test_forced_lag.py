@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from learner.curriculum import Curriculum
-from learner.intake.session import Exchange
+from learner.intake.session import BrokerSession
 from learner.settings.learner import LearnerConfig
 from protocol import names
 from protocol.codec import decode, encode_arrays, encode_delivery
@@ -73,7 +73,7 @@ def test_every_batch_lags_exactly(lag, uniform_share):
     config = LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=0, forced_lag=lag, steps=12)
     system = System(lag, uniform_share=uniform_share)
     curriculum = Curriculum("calculator", config)
-    exchange = Exchange(system, curriculum, config, lockstep=True, stop_reason=lambda: "")
+    exchange = BrokerSession(system, curriculum, config, lockstep=True, stop_reason=lambda: "")
     trained = []
     for step in range(config.steps):
         groups = exchange.collect(step=step, version=step)
@@ -96,7 +96,7 @@ def test_every_batch_lags_exactly(lag, uniform_share):
 def test_without_lockstep_the_lag_is_not_forced():
     config = LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=0, forced_lag=3, steps=12)
     system = System(0, uniform_share=0.0)
-    exchange = Exchange(
+    exchange = BrokerSession(
         system, Curriculum("calculator", config), config, lockstep=False, stop_reason=lambda: ""
     )
     assert len(exchange.collect(step=0, version=0)) == 2

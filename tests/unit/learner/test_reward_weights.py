@@ -9,7 +9,7 @@ import pytest
 from launch.supervise.progress import MetricsTail, sentence
 from learner.curriculum import Curriculum
 from learner.intake.evaluation import result_of
-from learner.intake.intake import Intake, receive
+from learner.intake.intake import Intake
 from learner.metrics import Report, rollout_metrics
 from learner.replay.file import decode_item, encode_item
 from learner.rewards import composed
@@ -97,7 +97,7 @@ def test_a_group_that_differs_in_a_reward_of_weight_0_has_equal_returns(weights,
     intake = Intake(curriculum, True)
     members = [member(i, [Reward("exact", 1, 1.0), Reward("length", 1, float(i))]) for i in range(2)]
     message, rest = decode(encode_delivery(Deliver(unit_id="0g0", segments=2), members))
-    receive(intake, message, rest)
+    intake.receive(message, rest)
     assert len(intake.ready) == ready
     assert intake.signal.uniform_groups == 1 - ready
     for unit in intake.ready:
@@ -119,7 +119,7 @@ def test_a_group_with_equal_returns_is_kept_if_the_advantage_tells_its_members_a
     intake = Intake(curriculum, True)
     rewards = [[Reward("exact", 1, 1.0 - i), Reward("length", 1, float(i))] for i in range(2)]
     members = [member(i, own) for i, own in enumerate(rewards)]
-    receive(intake, *decode(encode_delivery(Deliver(unit_id="0g0", segments=2), members)))
+    intake.receive(*decode(encode_delivery(Deliver(unit_id="0g0", segments=2), members)))
     assert (len(intake.ready), intake.signal.uniform_groups) == (ready, 1 - ready)
 
 

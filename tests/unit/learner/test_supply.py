@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from learner.curriculum import Curriculum
-from learner.intake.session import Exchange
+from learner.intake.session import BrokerSession
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import newest_version
 from protocol.messages.episodes import (
@@ -123,7 +123,7 @@ def test_batches_keep_coming(train_on, lag, trouble):
         data_timeout_s=2.0,
     )
     supply = Supply(train_on, lag=lag, seed=lag, trouble=trouble)
-    exchange = Exchange(supply, Curriculum("e", config), config, lockstep=False, stop_reason=lambda: "")
+    exchange = BrokerSession(supply, Curriculum("e", config), config, lockstep=False, stop_reason=lambda: "")
     for step in range(config.steps):
         groups = exchange.collect(step=step, version=step)
         assert len(groups) == (2 if train_on == "groups" else 8)
@@ -149,7 +149,7 @@ def test_batches_keep_coming_in_lockstep_when_members_fail():
         data_timeout_s=2.0,
     )
     supply = Supply("trajectories", lag=2, seed=0, trouble=True)
-    exchange = Exchange(supply, Curriculum("e", config), config, lockstep=True, stop_reason=lambda: "")
+    exchange = BrokerSession(supply, Curriculum("e", config), config, lockstep=True, stop_reason=lambda: "")
     for step in range(config.steps):
         groups = exchange.collect(step=step, version=step)
         versions = {v for g in groups for v in g.trajectories[0].policy_version.tolist()}
@@ -162,7 +162,7 @@ def test_batches_keep_coming_in_lockstep_when_members_fail():
 def test_a_learner_that_waits_says_for_what_and_how_long():
     link = Supply("groups", lag=1, seed=0, trouble=False)
     config = LearnerConfig(group_size=2, batch_trajectories=4, max_policy_lag=1, evaluation_tasks=0)
-    exchange = Exchange(link, Curriculum("e", config), config, lockstep=False, stop_reason=lambda: "")
+    exchange = BrokerSession(link, Curriculum("e", config), config, lockstep=False, stop_reason=lambda: "")
     said = []
     original = link.get
     link.get = lambda timeout: (said.append(dict(exchange.gauges())), original(timeout))[1]

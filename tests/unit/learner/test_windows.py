@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from learner.curriculum import Curriculum
 from learner.errors import OpenStateError
-from learner.intake.intake import Intake, receive
+from learner.intake.intake import Intake
 from learner.settings.learner import LearnerConfig
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages.episodes import Deliver, Dropped, Reward, Segment, Turn
@@ -65,14 +65,14 @@ def deliver(intake, index, **fields):
             [tuple(frames)],
         )
     )
-    receive(intake, message, rest)
+    intake.receive(message, rest)
 
 
 def test_each_window_is_trained_once_with_all_before_as_context(intake):
     seen = []
     for index, status in enumerate(["unfinished", "unfinished", "finished"]):
         deliver(intake, index, status=status)
-        (group,) = intake.take(1)
+        (group,) = intake.take_batch(1)
         (t,) = group.trajectories
         assert t.status == status
         assert t.token_ids.tolist() == list(range(PROMPT + WINDOW * (index + 1)))
@@ -86,10 +86,10 @@ def test_each_window_is_trained_once_with_all_before_as_context(intake):
 
 def test_room_is_freed_by_the_last_window_only(intake):
     deliver(intake, 0)
-    intake.commit(1, 0, intake.take(1))
+    intake.commit(1, 0, intake.take_batch(1))
     assert intake.curriculum.refill(version=0, lockstep=False) == []
     deliver(intake, 1, status="finished")
-    intake.commit(1, 1, intake.take(1))
+    intake.commit(1, 1, intake.take_batch(1))
     assert len(intake.curriculum.refill(version=0, lockstep=False)) == 1
 
 
@@ -99,7 +99,7 @@ def test_a_stale_window_is_not_trained_and_stays_as_context(intake):
     assert not intake.ready
     assert intake.counts.tokens == {"stale": WINDOW}
     deliver(intake, 1, version=4, status="finished")
-    (group,) = intake.take(1)
+    (group,) = intake.take_batch(1)
     assert len(group.trajectories[0]) == PROMPT + 2 * WINDOW
 
 
@@ -117,7 +117,7 @@ def test_a_gap_breaks_the_trajectory_and_leaves_nothing_behind(intake):
     assert intake.counts.tokens == {"broken": 2 * WINDOW}
     assert (len(intake.open), intake.open.tokens) == (0, 0)
     assert not intake.curriculum.owns("0g0")
-    assert len(intake.commit(1, 0, intake.take(5)).dropped) == 2
+    assert len(intake.commit(1, 0, intake.take_batch(5)).dropped) == 2
 
 
 def test_another_attempt_takes_the_place_of_the_first(intake):
@@ -125,7 +125,11 @@ def test_another_attempt_takes_the_place_of_the_first(intake):
     deliver(intake, 0, attempt=1)
     deliver(intake, 1, attempt=1, status="finished")
     assert len(intake.open) == 0
-    assert [g.trajectories[0].trajectory_id for g in intake.take(3)] == ["0g0.0.0", "0g0.0.1", "0g0.0.1"]
+    assert [g.trajectories[0].trajectory_id for g in intake.take_batch(3)] == [
+        "0g0.0.0",
+        "0g0.0.1",
+        "0g0.0.1",
+    ]
 
 
 def test_late_pieces_of_an_attempt_that_was_replaced_harm_the_next_one_not(intake):
@@ -135,7 +139,7 @@ def test_late_pieces_of_an_attempt_that_was_replaced_harm_the_next_one_not(intak
     assert intake.counts.trajectories == {"broken": 1}
     assert intake.counts.tokens == {"broken": WINDOW}
     deliver(intake, 1, attempt=1, status="finished")
-    assert [g.unit_id for g in intake.take(5)] == ["0g0.0.0/0", "0g0.0.1/0", "0g0.0.1/1"]
+    assert [g.unit_id for g in intake.take_batch(5)] == ["0g0.0.0/0", "0g0.0.1/0", "0g0.0.1/1"]
 
 
 def test_a_prompt_longer_than_a_segment_is_context_and_no_window(intake):
@@ -146,7 +150,7 @@ def test_a_prompt_longer_than_a_segment_is_context_and_no_window(intake):
     # The broker delivers the unit again, because the learner's commit was lost.
     deliver(intake, 0, prompt_only=True)
     deliver(intake, 1, status="finished")
-    (group,) = intake.take(1)
+    (group,) = intake.take_batch(1)
     assert group.trajectories[0].window_start == PROMPT + WINDOW
     assert group.trajectories[0].window_tokens == WINDOW
     assert "broken" not in intake.counts.trajectories
@@ -154,11 +158,11 @@ def test_a_prompt_longer_than_a_segment_is_context_and_no_window(intake):
 
 def test_an_attempt_that_begins_anew_after_a_restart_of_the_broker_is_another_one(intake):
     deliver(intake, 0)
-    intake.commit(1, 0, intake.take(1))
+    intake.commit(1, 0, intake.take_batch(1))
     deliver(intake, 0, version=3)
     assert intake.counts.trajectories == {"broken": 1}
     deliver(intake, 1, version=3, status="finished")
-    *_, last = intake.take(2)
+    *_, last = intake.take_batch(2)
     assert last.trajectories[0].policy_version.tolist() == [-1] * PROMPT + [3] * 2 * WINDOW
 
 
@@ -170,21 +174,21 @@ def test_what_has_ended_here_is_not_asked_for_again(intake):
 
 def test_a_group_that_is_over_takes_its_prefixes_with_it(intake):
     deliver(intake, 0)
-    receive(intake, Dropped(unit_id="0g0", group_id="0g0", trajectories=1, reason="over"), [])
+    intake.receive(Dropped(unit_id="0g0", group_id="0g0", trajectories=1, reason="over"), [])
     assert len(intake.open) == 0
     assert not intake.curriculum.owns("0g0")
 
 
 def test_a_last_window_the_broker_dropped_frees_prefix_and_room(intake):
     deliver(intake, 0)
-    receive(intake, Dropped(unit_id="0g0.0.0/1", group_id="0g0", trajectories=1, reason="stale"), [])
+    intake.receive(Dropped(unit_id="0g0.0.0/1", group_id="0g0", trajectories=1, reason="stale"), [])
     assert len(intake.open) == 0
     assert not intake.curriculum.owns("0g0")
 
 
 def test_a_window_the_broker_dropped_in_the_middle_breaks_what_follows(intake):
     deliver(intake, 0)
-    receive(intake, Dropped(unit_id="0g0.0.0/1", group_id="0g0", trajectories=0, reason="too_large"), [])
+    intake.receive(Dropped(unit_id="0g0.0.0/1", group_id="0g0", trajectories=0, reason="too_large"), [])
     assert intake.curriculum.owns("0g0"), "the actor is at it still"
     deliver(intake, 2)
     assert intake.counts.trajectories["broken"] == 1
@@ -196,7 +200,7 @@ def test_a_window_the_broker_dropped_in_the_middle_breaks_what_follows(intake):
 def test_a_last_window_that_cannot_be_read_frees_prefix_and_room(intake):
     deliver(intake, 0)
     head = Deliver(unit_id="0g0.0.0/1", segments=1, complete=True)
-    receive(intake, head, [b"no segment", b""])
+    intake.receive(head, [b"no segment", b""])
     assert len(intake.open) == 0
     assert not intake.curriculum.owns("0g0")
 
@@ -225,13 +229,13 @@ def test_prefixes_are_bounded_and_none_is_left_whatever_is_lost(data):
         if status != "unfinished" and not times:
             group_id = task.partition(".")[0]
             notice = Dropped(unit_id=task, group_id=group_id, trajectories=1, reason="given_up")
-            receive(intake, notice, [])
+            intake.receive(notice, [])
         assert intake.open.tokens <= (PROMPT + WINDOW * LONGEST) * len(curriculum.outstanding)
-        intake.commit(1, 0, intake.take(data.draw(st.integers(0, 2))))
-    intake.commit(1, 0, intake.take(99))
+        intake.commit(1, 0, intake.take_batch(data.draw(st.integers(0, 2))))
+    intake.commit(1, 0, intake.take_batch(99))
     assert (len(intake.open), intake.open.tokens) == (0, 0)
     assert not curriculum.outstanding
-    assert not intake.commits.held
+    assert not intake.commits.held_units
 
 
 def unroll(attempts):
@@ -244,7 +248,7 @@ def unroll(attempts):
 
 def test_a_failed_end_frees_the_room_and_is_not_trained(intake):
     deliver(intake, 0)
-    intake.commit(1, 0, intake.take(1))
+    intake.commit(1, 0, intake.take_batch(1))
     deliver(intake, 1, status="failed")
     assert not intake.ready
     assert not intake.curriculum.owns("0g0")
@@ -253,7 +257,7 @@ def test_a_failed_end_frees_the_room_and_is_not_trained(intake):
 
 def test_a_task_that_is_given_up_frees_its_room_and_its_prefix(intake):
     deliver(intake, 0)
-    receive(intake, Dropped(unit_id="0g0.0", group_id="0g0", trajectories=1, reason="given_up"), [])
+    intake.receive(Dropped(unit_id="0g0.0", group_id="0g0", trajectories=1, reason="given_up"), [])
     assert len(intake.open) == 0
     assert not intake.curriculum.owns("0g0")
 
@@ -270,14 +274,14 @@ def test_a_group_of_several_is_free_when_its_last_member_is():
     curriculum.refill(version=0, lockstep=False)
     intake = Intake(curriculum, filter_uniform=False, windows=True)
     deliver(intake, 0, task="0g0.0", status="finished")
-    intake.commit(1, 0, intake.take(1))
+    intake.commit(1, 0, intake.take_batch(1))
     assert curriculum.owns("0g0")
     assert [task.member for task in curriculum.outstanding["0g0"]] == [1]
     restored = Curriculum("calculator", config, epoch=2)
     tasks = restored.restore(curriculum.state())
     assert [task.task_id for task in tasks] == ["2g0.1", "2g1.0", "2g1.1"]
     deliver(intake, 0, task="0g0.1", status="finished")
-    intake.commit(1, 1, intake.take(1))
+    intake.commit(1, 1, intake.take_batch(1))
     assert not curriculum.owns("0g0")
 
 
@@ -297,10 +301,10 @@ def continued(intake):
 
 def test_a_trajectory_goes_on_after_a_restart_with_its_context(intake):
     deliver(intake, 0)
-    intake.commit(1, 1, intake.take(1))
+    intake.commit(1, 1, intake.take_batch(1))
     again = continued(intake)
     deliver(again, 1, status="finished")
-    (group,) = again.take(1)
+    (group,) = again.take_batch(1)
     assert group.trajectories[0].token_ids.tolist() == list(range(PROMPT + 2 * WINDOW))
     assert group.trajectories[0].window_start == PROMPT + WINDOW
     again.commit(1, 2, [group])
@@ -311,13 +315,13 @@ def test_a_trajectory_goes_on_after_a_restart_with_its_context(intake):
 def test_windows_that_waited_at_the_checkpoint_are_trained_when_they_come_again(intake):
     """This holds also for a trajectory that had ended, of which other windows are trained already."""
     deliver(intake, 0)
-    intake.commit(1, 1, intake.take(1))
+    intake.commit(1, 1, intake.take_batch(1))
     deliver(intake, 1)
     deliver(intake, 2, status="finished")
     again = continued(intake)
     for index, status in enumerate(["unfinished", "unfinished", "finished"]):
         deliver(again, index, status=status)
-    windows = [group.trajectories[0] for group in again.take(5)]
+    windows = [group.trajectories[0] for group in again.take_batch(5)]
     assert [(t.window_start, len(t)) for t in windows] == [(5, 8), (8, 11)]
     assert again.commits.recommit(1)[0].trained == ["0g0.0.0/0"]
     assert again.curriculum.owns("0g0"), "its last window is in training"
@@ -328,7 +332,7 @@ def test_context_that_is_committed_is_not_missing_after_a_restart(intake):
     intake.commit(1, 1, [])
     again = continued(intake)
     deliver(again, 1, status="finished")
-    assert [group.trajectories[0].window_start for group in again.take(1)] == [PROMPT + WINDOW]
+    assert [group.trajectories[0].window_start for group in again.take_batch(1)] == [PROMPT + WINDOW]
 
 
 def test_a_broken_attempt_stays_broken_after_a_restart(intake):
@@ -379,7 +383,7 @@ class World:
     def train(self, *, lost=False):
         if self.intake.ready:
             self.step += 1
-            units = self.intake.commit(1, self.step, self.intake.take(1)).trained
+            units = self.intake.commit(1, self.step, self.intake.take_batch(1)).trained
             self.trained += units
             self.committed |= {} if lost else dict.fromkeys(units, self.step)
 

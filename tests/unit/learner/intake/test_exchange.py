@@ -8,7 +8,7 @@ import pytest
 from learner.curriculum import Curriculum
 from learner.errors import NoData, NothingToLearn, Stopped
 from learner.intake import session as module
-from learner.intake.session import Exchange
+from learner.intake.session import BrokerSession
 from learner.intake.signal_watch import SOLVED, SignalWatch
 from learner.settings.learner import EvaluationConfig, LearnerConfig
 from protocol.messages.episodes import (
@@ -71,7 +71,7 @@ def an_exchange(*script, lineage=3, step=0, reason="", **settings):
     }
     config = LearnerConfig(**values)
     curriculum = Curriculum("e", config, epoch=4, lineage=lineage)
-    return Exchange(
+    return BrokerSession(
         Link(*script),
         curriculum,
         config,
@@ -111,7 +111,7 @@ def test_a_second_word_on_what_is_held_changes_nothing():
     it = an_exchange(None, HELD)
     it.inherit()
     it._link.script += [None, Held(task_ids=["3g90.0"])]
-    it._connection.pump(0.0)
+    it.receive_messages(0.0)
     assert "3g90" not in it.curriculum.outstanding
     assert sorted(names(it._link.of(PutTasks))) == ["3g0.0", "3g0.1", "3g5.0", "3g5.1"]
 
@@ -145,7 +145,7 @@ def test_a_wait_that_ends_names_whom_it_waited_for(joined):
 
 def test_without_checkpoints_each_commit_is_final():
     it = an_exchange(checkpoint_every=0)
-    it.intake.commits.drop("3g0")
+    it.intake.commits.drop_unit("3g0")
     it.flush(step=7)
     assert [type(m) for m in it._link.sent] == [Commit, Checkpointed]
     assert it._link.sent[1] == Checkpointed(epoch=4, step=7)
@@ -153,7 +153,7 @@ def test_without_checkpoints_each_commit_is_final():
 
 def test_with_checkpoints_a_commit_is_final_when_one_covers_it_and_a_new_broker_is_told_again():
     it = an_exchange(step=5)
-    it.intake.commits.drop("3g0")
+    it.intake.commits.drop_unit("3g0")
     it.flush(step=7)
     assert it._link.of(Checkpointed) == []
     it.checkpointed(step=10)
@@ -162,7 +162,7 @@ def test_with_checkpoints_a_commit_is_final_when_one_covers_it_and_a_new_broker_
     it.announce(PublishWeights(epoch=4, version=8, manifest="m"))
     it._link.sent.clear()
     it._link.script += [None, Held(task_ids=[])]
-    it._connection.pump(0.0)
+    it.receive_messages(0.0)
     assert [type(m) for m in it._link.sent] == [PublishWeights, Checkpointed, DeliveryCredit]
 
 
@@ -171,7 +171,7 @@ def test_context_that_is_dropped_after_a_checkpoint_belongs_to_the_next_step(tra
     """Otherwise a crash would restore a checkpoint without the context that the broker has released."""
     it = an_exchange(train_on=train_on, step=5)
     for step in (5, 6):
-        it.intake.commits.drop(f"3g0.0.0/{step}")
+        it.intake.commits.drop_unit(f"3g0.0.0/{step}")
         it.flush(step=step)
     assert [message.step for message in it._link.of(Commit)] == [5 + later, 6]
 
@@ -198,7 +198,7 @@ def test_after_a_lost_connection_commits_go_out_again_before_the_broker_may_deli
     """Otherwise the broker would drop a trained unit as stale, if the version has risen meanwhile."""
     it = settling()
     it._link.script += [HELD]
-    it._connection.pump(0.0)
+    it.receive_messages(0.0)
     assert it._link.sent == [Commit(epoch=4, step=7, trained=["3g0"], dropped=[]), DeliveryCredit(units=64)]
 
 
@@ -207,14 +207,14 @@ def test_credit_is_of_the_join_in_which_the_delivery_came():
     it = an_exchange(
         None, HELD, Deliver(unit_id="3g9", segments=1), None, HELD, Deliver(unit_id="3g8", segments=1)
     )
-    it._connection.pump(0.0)
+    it.receive_messages(0.0)
     assert it._link.credit == [(64, 1), (1, 1), (64, 2), (1, 2)]
 
 
 def test_what_answers_a_hello_that_was_given_up_is_of_no_join():
     """A broker that starts late answers each Hello that waited; only the answer to the last Hello counts."""
     it = an_exchange(HELD, HELD, None, HELD)
-    it._connection.pump(0.0)
+    it.receive_messages(0.0)
     assert it._link.credit == [(64, 0), (64, 0), (64, 1)]
 
 
@@ -274,11 +274,11 @@ def test_announcing_and_repeating_an_announcement_exclude_each_other():
 
     def watched(message, join=None):
         if isinstance(message, PublishWeights):
-            excluded.append(it._connection._announcing.locked())
+            excluded.append(it._announcing.locked())
         send(message, join)
 
     it._link.send = watched
     it.announce(PublishWeights(epoch=4, version=1, manifest="m"))
-    it._connection._joined()
+    it._repeat_at_join()
     assert excluded == [True, True]
-    assert not it._connection._announcing.locked()
+    assert not it._announcing.locked()

@@ -8,8 +8,8 @@ import pytest
 
 from learner.curriculum import Curriculum
 from learner.errors import BrokerRefused, ModelUnusable
-from learner.intake.intake import Intake, receive
-from learner.intake.session import Exchange, messages_of
+from learner.intake.intake import Intake
+from learner.intake.session import BrokerSession, messages_of
 from learner.intake.waiting_families import WaitingFamilies, open_decoder, waiting_families
 from learner.recorded_steps import RecordedStep, RecordedUnit
 from learner.retrain import RecordedBatches
@@ -64,7 +64,7 @@ def test_an_environment_without_hints_is_named_once(caplog):
 def deliver(intake, group, *rewards, **how):
     members = [member(group, i, reward, **how) for i, reward in enumerate(rewards)]
     message, rest = decode(encode_delivery(Deliver(unit_id=group, segments=len(members)), members))
-    receive(intake, message, rest)
+    intake.receive(message, rest)
     intake.check()
 
 
@@ -73,7 +73,7 @@ def asked(intake):
 
 
 def drop(intake, group):
-    receive(intake, Dropped(unit_id=group, group_id=group, trajectories=2, reason="stale"), [])
+    intake.receive(Dropped(unit_id=group, group_id=group, trajectories=2, reason="stale"), [])
     intake.check()
 
 
@@ -89,7 +89,7 @@ def test_a_family_is_trained_and_committed_as_one():
     assert not intake.ready
     assert intake.commit(1, 1, []) is None, "what waits is not committed"
     deliver(intake, "0g0r1", 0.0, 1.0)
-    (unit,) = intake.take(1)
+    (unit,) = intake.take_batch(1)
     assert [t.trajectory_id for t in unit.trajectories] == ["0g0r1.0.0", "0g0r1.1.0"]
     commit = intake.commit(epoch=1, step=3, trained=[unit], version=2)
     assert (commit.trained, commit.dropped, commit.step) == (["0g0r1"], ["0g0"], 3)
@@ -120,7 +120,7 @@ def test_one_member_is_replaced_and_counted():
     deliver(intake, "0g0", 0.0, 0.0)
     assert asked(intake) == [("0g0r1.0", note("solu"))]
     deliver(intake, "0g0r1", 1.0)
-    (unit,) = intake.take(1)
+    (unit,) = intake.take_batch(1)
     assert {t.group_id for t in unit.trajectories} == {"0g0"}
     commit = intake.commit(epoch=1, step=1, trained=[unit])
     assert (commit.trained, commit.dropped) == (["0g0", "0g0r1"], [])
@@ -175,7 +175,7 @@ def test_a_family_does_not_wait_beyond_its_deadline_and_late_groups_are_dropped(
     assert intake.families.metrics([], version=0, max_policy_lag=0)["family/deadlines"] == 1
     deliver(intake, "0g0r1", 0.0, 1.0)
     assert intake.counts.trajectories == {"late_child": 2}
-    intake.commit(1, 1, intake.take(1))
+    intake.commit(1, 1, intake.take_batch(1))
     intake.check()
 
 
@@ -195,7 +195,7 @@ def test_answers_without_their_note_are_not_trained():
     deliver(intake, "0g0r1", 0.0, 1.0, plain=True)
     assert [unit_id for unit_id, _ in asked(intake)] == ["0g0r1.0", "0g0r1.1", "0g0r2.0", "0g0r2.1"]
     deliver(intake, "0g0r2", 0.0, 1.0)
-    intake.commit(1, 1, intake.take(1))
+    intake.commit(1, 1, intake.take_batch(1))
     assert intake.counts.trajectories == {"unhinted": 2, "without_note": 2}
     intake.check()
 
@@ -242,7 +242,7 @@ def test_metrics_tell_how_many_groups_and_how_old_tokens_are():
     deliver(intake, "0g0", 0.0, 0.0)
     deliver(intake, "0g0r1", 0.0, 1.0, version=3)
     deliver(intake, "0g1", 0.0, 1.0)
-    trained = [t for unit in intake.take(2) for t in unit.trajectories]
+    trained = [t for unit in intake.take_batch(2) for t in unit.trajectories]
     assert intake.families.metrics(trained, version=5, max_policy_lag=2) == {
         "family/stages": 1.5, "family/waiting": 0.0, "family/children": 2.0, "family/masked_share": 0.5,
         "family/deadlines": 0.0, "family/diverged_prefixes": 0.0,
@@ -295,26 +295,28 @@ class Link:
 def test_a_broker_that_would_lose_a_note_gets_no_such_task():
     config = LearnerConfig(family=HINTS, group_size=2, batch_trajectories=4)
     noted = Task(task_id="0g0r1.0", env="e", group_id="0g0r1", group_size=1, note="n")
-    old = Exchange(
+    old = BrokerSession(
         Link(2), Curriculum("e", config), config, lockstep=False, stop_reason=lambda: "", broker="tcp://h:1"
     )
-    old.put([Task(task_id="0g0.0", env="e", group_id="0g0", group_size=1)])
+    old.put_tasks([Task(task_id="0g0.0", env="e", group_id="0g0", group_size=1)])
     with pytest.raises(
         BrokerRefused, match=r"tcp://h:1 speaks protocol 4\.2, which has no notes and prefixes .* need 4\.3"
     ):
-        old.put([noted])
+        old.put_tasks([noted])
     bounded = Sampling(max_context_tokens=9)
     with pytest.raises(BrokerRefused, match=r"learner\.sampling\.max_context_tokens"):
-        old.put([Task(task_id="0g0.1", env="e", group_id="0g0", group_size=2, member=1, sampling=bounded)])
+        old.put_tasks(
+            [Task(task_id="0g0.1", env="e", group_id="0g0", group_size=2, member=1, sampling=bounded)]
+        )
     routed = Task(task_id="0g0.2", env="e", group_id="0g0", group_size=2, sampling=Sampling(routes=True))
     for minor in (2, 3):
         old._link.session.minor = minor
         with pytest.raises(
             BrokerRefused, match=r"cannot ask for experts; learner\.algorithm\.routes .* need 4\.4"
         ):
-            old.put([noted, routed])
-    new = Exchange(Link(3), Curriculum("e", config), config, lockstep=False, stop_reason=lambda: "")
-    new.put([noted])
+            old.put_tasks([noted, routed])
+    new = BrokerSession(Link(3), Curriculum("e", config), config, lockstep=False, stop_reason=lambda: "")
+    new.put_tasks([noted])
     assert (len(old._link.sent), len(new._link.sent)) == (1, 1)
 
 
@@ -357,7 +359,7 @@ def test_a_branch_that_diverged_is_counted_and_its_group_goes_on():
     assert intake.counts.trajectories == {"failed": 1, "uniform": 1}
     deliver(intake, "0g1", 0.0)
     deliver(intake, "0g1r1", 1.0, plain=True)
-    (unit,) = intake.take(1)
+    (unit,) = intake.take_batch(1)
     assert [t.group_id for t in unit.trajectories] == ["0g1", "0g1"]
     commit = intake.commit(epoch=1, step=1, trained=[unit])
     assert (commit.trained, commit.dropped) == (["0g1", "0g1r1"], ["0g0", "0g0r1"])

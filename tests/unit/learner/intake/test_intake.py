@@ -9,7 +9,7 @@ import pytest
 from learner.comparisons import has_signal
 from learner.curriculum import Curriculum
 from learner.errors import LedgerViolation
-from learner.intake.intake import CommitMemory, Intake, receive
+from learner.intake.intake import CommitMemory, Intake
 from learner.settings.advantages import ComparedAdvantage, GroupAdvantage
 from learner.settings.learner import EvaluationConfig, LearnerConfig
 from protocol.codec import decode, encode_arrays, encode_delivery
@@ -61,7 +61,7 @@ def member(
 def deliver(intake, unit, *members):
     frames = encode_delivery(Deliver(unit_id=unit, segments=len(members)), list(members))
     message, rest = decode(frames)
-    receive(intake, message, rest)
+    intake.receive(message, rest)
 
 
 def intake_with_tasks(*, filter_uniform=True, **settings):
@@ -74,7 +74,7 @@ def test_a_group_with_different_returns_is_ready_and_committed_as_trained():
     intake = intake_with_tasks()
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
     assert len(intake.ready) == 1
-    batch = intake.take(1)
+    batch = intake.take_batch(1)
     commit = intake.commit(epoch=1, step=3, trained=batch)
     assert (commit.trained, commit.dropped, commit.step) == (["0g0"], [], 3)
     assert not intake.curriculum.owns("0g0")
@@ -138,10 +138,10 @@ def test_work_of_another_epoch_is_dropped():
 
 def test_the_broker_s_drops_and_gauges():
     intake = intake_with_tasks()
-    receive(intake, Dropped(unit_id="0g1", group_id="0g1", trajectories=2, reason="stale"), [])
+    intake.receive(Dropped(unit_id="0g1", group_id="0g1", trajectories=2, reason="stale"), [])
     assert intake.counts.trajectories == {"dropped_stale": 2}
     assert not intake.curriculum.owns("0g1")
-    receive(intake, QueueStats(gauges={"broker/units_ready": 4.0}), [])
+    intake.receive(QueueStats(gauges={"broker/units_ready": 4.0}), [])
     assert intake.gauges == {"broker/units_ready": 4.0}
 
 
@@ -149,8 +149,8 @@ def test_take_is_oldest_first_and_whole_groups():
     intake = intake_with_tasks()
     for group in ("0g0", "0g1"):
         deliver(intake, group, member(group, 0, 1.0), member(group, 1, 0.0))
-    assert [g.group_id for g in intake.take(1)] == ["0g0"]
-    assert [g.group_id for g in intake.take(5)] == ["0g1"]
+    assert [g.group_id for g in intake.take_batch(1)] == ["0g0"]
+    assert [g.group_id for g in intake.take_batch(5)] == ["0g1"]
 
 
 def test_a_unit_we_hold_is_not_trained_twice():
@@ -158,20 +158,20 @@ def test_a_unit_we_hold_is_not_trained_twice():
     members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
     deliver(intake, "0g0", *members)
     again = encode_delivery(Deliver(unit_id="0g0", segments=2, redelivered=True), members)
-    receive(intake, *decode(again))
+    intake.receive(*decode(again))
     assert len(intake.ready) == 1
-    batch = intake.take(1)
-    receive(intake, *decode(again))
+    batch = intake.take_batch(1)
+    intake.receive(*decode(again))
     assert not intake.ready, "it is being trained"
     assert intake.commit(1, 1, batch).trained == ["0g0"]
-    receive(intake, *decode(again))
+    intake.receive(*decode(again))
     assert not intake.ready, "it has been trained"
 
 
 def test_an_evaluation_task_that_was_given_up_is_not_waited_for():
     intake = intake_with_tasks()
     name = intake.curriculum.evaluation("before", 0, EvaluationConfig())[0].group_id
-    receive(intake, Dropped(unit_id=name, group_id=name, trajectories=1, reason="given_up"), [])
+    intake.receive(Dropped(unit_id=name, group_id=name, trajectories=1, reason="given_up"), [])
     assert intake.evaluated == {name: None}
 
 
@@ -196,7 +196,7 @@ def test_an_evaluation_that_cannot_be_read_is_not_waited_for():
 def test_a_group_that_is_here_or_being_trained_is_not_asked_for_again():
     intake = intake_with_tasks()
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
-    batch = intake.take(1)
+    batch = intake.take_batch(1)
     assert {task.group_id for task in intake.awaited()} == {"0g1"}
     intake.commit(1, 1, batch)
     assert {task.group_id for task in intake.awaited()} == {"0g1"}
@@ -206,7 +206,7 @@ def test_in_order_means_as_dealt_out_not_as_arrived():
     intake = intake_with_tasks(batch_trajectories=24)
     for group in ("0g10", "0g2", "0g9"):
         deliver(intake, group, member(group, 0, 1.0), member(group, 1, 0.0))
-    assert [g.group_id for g in intake.take(3, in_order=True)] == ["0g2", "0g9", "0g10"]
+    assert [g.group_id for g in intake.take_batch(3, in_order=True)] == ["0g2", "0g9", "0g10"]
 
 
 # --- members trained alone ----------------------------------------------------------------------------------
@@ -219,20 +219,20 @@ def test_trajectories_are_trained_one_by_one_and_free_their_own_room():
     assert [g.unit_id for g in intake.ready] == ["0g0.1.0"]
     assert [task.task_id for task in intake.curriculum.refill(version=0, lockstep=False)] == ["0g2.0"]
     assert [task.task_id for task in intake.awaited()] == ["0g1.0", "0g1.1", "0g2.0"]
-    assert intake.commit(1, 1, intake.take(1)).trained == ["0g0.1.0"]
+    assert intake.commit(1, 1, intake.take_batch(1)).trained == ["0g0.1.0"]
     assert not intake.curriculum.owns("0g0")
 
 
 def test_a_trajectory_the_broker_dropped_frees_its_own_room_only():
     intake = intake_with_tasks(filter_uniform=False, train_on="trajectories")
-    receive(intake, Dropped(unit_id="0g0.1.2", group_id="0g0", trajectories=1, reason="stale"), [])
-    receive(intake, Dropped(unit_id="0g1.0", group_id="0g1", trajectories=1, reason="given_up"), [])
+    intake.receive(Dropped(unit_id="0g0.1.2", group_id="0g0", trajectories=1, reason="stale"), [])
+    intake.receive(Dropped(unit_id="0g1.0", group_id="0g1", trajectories=1, reason="given_up"), [])
     assert [task.task_id for task in intake.awaited()] == ["0g0.0", "0g1.1"]
 
 
 def test_a_trajectory_that_cannot_be_read_frees_its_room():
     intake = intake_with_tasks(filter_uniform=False, train_on="trajectories")
-    receive(intake, Deliver(unit_id="0g0.1.0", segments=1), [b"no segment", b""])
+    intake.receive(Deliver(unit_id="0g0.1.0", segments=1), [b"no segment", b""])
     deliver(intake, "0g1.0.0", member("0g1", 0, float("nan")))
     assert [task.task_id for task in intake.awaited()] == ["0g0.0", "0g1.1"]
 
@@ -319,7 +319,7 @@ def test_a_unit_that_comes_again_after_its_commit_is_committed_again_and_not_tra
     members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
     deliver(intake, "0g0", *members)
     deliver(intake, "0g1", member("0g1", 0, 1.0), member("0g1", 1, 1.0))
-    intake.commit(1, 3, intake.take(1))
+    intake.commit(1, 3, intake.take_batch(1))
     for unit in ("0g0", "0g1", "0g0"):
         deliver(intake, unit, *members)
     assert not intake.ready
@@ -335,7 +335,7 @@ def test_units_committed_at_several_steps_are_committed_again_at_those():
     intake = intake_with_tasks(filter_uniform=False)
     for step in (1, 2):
         deliver(intake, f"0g{step - 1}", member(f"0g{step - 1}", 0, 1.0), member(f"0g{step - 1}", 1, 0.0))
-        intake.commit(1, step, intake.take(1))
+        intake.commit(1, step, intake.take_batch(1))
     for unit in ("0g1", "0g0"):
         deliver(intake, unit, member(unit, 0, 1.0), member(unit, 1, 0.0))
     assert [(m.step, m.trained) for m in intake.commits.recommit(1)] == [(1, ["0g0"]), (2, ["0g1"])]
@@ -346,7 +346,7 @@ def test_a_checkpoint_knows_what_is_committed_and_what_is_done_is_not_adopted():
     intake = intake_with_tasks()
     members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
     deliver(intake, "0g0", *members)
-    intake.commit(1, 3, intake.take(1))
+    intake.commit(1, 3, intake.take_batch(1))
     again = continued(intake)
     held = ["0g0.0", "0g0.1", "0g1.0", "0g1.1"]
     assert again.commits.commit_again(["0g0", "0g7"]) == 1
@@ -366,7 +366,7 @@ def test_what_was_ready_at_the_checkpoint_is_trained_when_it_comes_again():
     again = continued(intake)
     again.check()
     deliver(again, "0g0", *members)
-    assert [group.unit_id for group in again.take(1)] == ["0g0"]
+    assert [group.unit_id for group in again.take_batch(1)] == ["0g0"]
 
 
 def test_an_evaluation_that_comes_again_is_not_kept_for_ever():
@@ -383,7 +383,7 @@ def test_an_evaluation_that_comes_again_is_not_kept_for_ever():
 def test_of_a_trajectory_that_comes_again_the_broker_is_told_and_others_are_awaited_still():
     intake = intake_with_tasks(filter_uniform=False, train_on="trajectories")
     deliver(intake, "0g0.1.0", member("0g0", 1, 1.0))
-    intake.commit(1, 1, intake.take(1))
+    intake.commit(1, 1, intake.take_batch(1))
     again = continued(intake)
     assert again.commits.commit_again(["0g0.0.0", "0g0.1.0"]) == 1
     assert [m.trained for m in again.commits.recommit(1)] == [["0g0.1.0"]]
@@ -398,7 +398,7 @@ def test_what_is_here_under_the_name_of_a_committed_unit_is_another():
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
     intake.commits.committed.add("0g0", step=1, trained=True)
     assert intake.commits.commit_again(["0g0"]) == 0
-    intake.drop(list(intake.ready), "stale")
+    intake.drop_units(list(intake.ready), "stale")
     assert intake.commits.commit_again(["0g0"]) == 0
     assert intake.commit(1, 2, []).dropped == ["0g0"]
     assert intake.commits.commit_again(["0g0"]) == 1
@@ -431,10 +431,10 @@ def test_every_token_that_came_is_in_one_place_whatever_became_of_it():
     deliver(intake, "0g4", member("0g4", 0, 1.0, logp=3.0), member("0g4", 1, float("nan")))
     deliver(intake, "9g5", member("9g5", 0, 1.0), member("9g5", 1, 0.0))
     deliver(intake, "0eval-x-0", member("0eval-x-0", 0, 1.0, purpose="eval"))
-    receive(intake, Deliver(unit_id="0g6", segments=1), [b"no segment", b""])
+    intake.receive(Deliver(unit_id="0g6", segments=1), [b"no segment", b""])
     deliver(intake, "0g7", member("0g7", 0, 1.0), member("0g7", 1, 0.0))
     intake.check()
-    intake.commit(1, 1, intake.take(1))
+    intake.commit(1, 1, intake.take_batch(1))
     intake.check()
     intake.drop_stale(1)
     intake.check()
@@ -445,7 +445,7 @@ def test_every_token_that_came_is_in_one_place_whatever_became_of_it():
 def test_the_ledger_finds_a_token_that_is_lost_or_counted_twice():
     intake = intake_with_tasks()
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
-    batch = intake.take(1)
+    batch = intake.take_batch(1)
     with pytest.raises(LedgerViolation, match=r"of 4 .* 0 are accounted for \(difference 4\)"):
         intake.check()
     intake.commit(1, 1, batch)
@@ -457,11 +457,11 @@ def test_the_ledger_finds_a_token_that_is_lost_or_counted_twice():
 def test_tokens_sampled_are_counted_over_restarts_of_learner_and_generators():
     intake = intake_with_tasks()
     for total in (10.0, 30.0):
-        receive(intake, QueueStats(gauges={"generator/tokens_total": total}), [])
+        intake.receive(QueueStats(gauges={"generator/tokens_total": total}), [])
     again = continued(intake)
     # The generators continued, and were then restarted.
     for total in (35.0, 3.0, 8.0):
-        receive(again, QueueStats(gauges={"generator/tokens_total": total}), [])
+        again.receive(QueueStats(gauges={"generator/tokens_total": total}), [])
     assert again.sampled_tokens == 40
 
 
