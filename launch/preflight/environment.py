@@ -38,10 +38,10 @@ def check_follow_ups(
         ConfigError: a second turn could not be rendered, or would not keep the tokens of the first.
     """
     remarks: list[str] = []
-    if tools and (name := tools[0]["function"]["name"]) not in renderer.text([_QUESTION], tools):
+    if leaves_out_tools(renderer, tools):
         remarks.append(
-            f"the chat template leaves out the tools, for example {name!r}; describe them in the prompt, with the form "
-            "of a call"
+            f"the chat template leaves out the tools, for example {tools[0]['function']['name']!r}; describe them in "
+            "the prompt, with the form of a call"
         )
     if tools and renderer.calls.reader == "nobody":
         remarks.append(
@@ -57,6 +57,32 @@ def check_follow_ups(
         if remark and remark not in remarks:
             remarks.append(remark)
     return remarks
+
+
+def leaves_out_tools(renderer: Renderer, tools: Sequence[ToolSchema]) -> bool:
+    """Return whether the chat template writes nothing of the tools that it gets; False if there are none."""
+    return bool(tools) and tools[0]["function"]["name"] not in renderer.text([_QUESTION], tools)
+
+
+def check_tools_are_told(
+    renderer: Renderer, prompt: Sequence[ChatMessage], tools: Sequence[ToolSchema], task: str
+) -> None:
+    """Check that a model can know its tools: by the chat template, or by the prompt.
+
+    Args:
+        prompt: first messages of the task.
+        task: the task, for the error.
+
+    Raises:
+        ConfigError: the template leaves out the tools, and the prompt names none of them.
+    """
+    names = [tool["function"]["name"] for tool in tools]
+    if leaves_out_tools(renderer, tools) and not any(n in m["content"] for n in names for m in prompt):
+        raise ConfigError(
+            f"env: the chat template leaves out the tools, for example {names[0]!r}, and the prompt of {task} does not "
+            "name them, so the model cannot know them; take a model whose template writes tools, or describe them in "
+            "the prompt, with the form of a call"
+        )
 
 
 def _follow_ups(seen: Sequence[ChatMessage], tools: Sequence[ToolSchema]) -> Iterator[Sequence[ChatMessage]]:
@@ -120,23 +146,27 @@ class Trial:
         try:
             messages = await self._ask(env.reset, data, what=f"reset of {task}")
             try:
-                tokens = await self._count(env, messages, task)
+                # An agent's tools are those of the request that waits, so they are asked for before it is answered.
+                tools = await self._tools(env, task) if self._renderer is not None else ()
+                tokens = self._count_tokens(messages, tools, task)
             except ConfigError:
                 raise
             except Exception as error:
                 raise ConfigError(f"env: the prompt of {task}: {in_one_line(error)}") from None
-            failed = await self._answer(env, "", task) if index == 0 else ""
+            failed = await self._answer(env, "", task, tools) if index == 0 else ""
         finally:
             await self._ask(env.close, what=f"close of {task}")
         if failed:
             await self._answer_anew(task, data, failed)
         return Prompt(split, index, tokens) if self._renderer is not None else None
 
-    async def _count(self, env: Env, messages: list[ChatMessage], task: str) -> int:
+    def _count_tokens(self, messages: list[ChatMessage], tools: Sequence[ToolSchema], task: str) -> int:
         """Return the tokens of a first prompt, with the tools in it; 0 without a renderer."""
         if self._renderer is None:
             return 0
-        return len(self._renderer.prompt(messages, await self._tools(env, task)))
+        tokens = len(self._renderer.prompt(messages, tools))
+        check_tools_are_told(self._renderer, messages, tools, task)
+        return tokens
 
     async def _tools(self, env: Env, task: str) -> Sequence[ToolSchema]:
         if not isinstance(env, HasTools):
@@ -156,8 +186,12 @@ class Trial:
             )
         return cast(Sequence[ToolSchema], tools)
 
-    async def _answer(self, env: Env, text: str, task: str) -> str:
-        """Answer a task. Return the error that the environment raised, or ""."""
+    async def _answer(self, env: Env, text: str, task: str, tools: Sequence[ToolSchema]) -> str:
+        """Answer a task. Return the error that the environment raised, or "".
+
+        Args:
+            tools: schemas of the tools in the prompt that is answered.
+        """
         what = f'step("{text}") of {task}'
         try:
             result = await self._ask(env.step, text, what=what)
@@ -173,9 +207,11 @@ class Trial:
         except ActorError as error:
             raise ConfigError(f"env: {error}") from None
         if self._renderer is not None:
-            tools = await self._tools(env, task)
-            remarks = check_follow_ups(self._renderer, result.messages(), tools)
-            for remark in remarks:
+            if result.tools and result.after is not None and result.after < 0:
+                # A conversation of its own, with tools of its own.
+                check_tools_are_told(self._renderer, result.messages(), result.tools, f"a request of {task}")
+                tools = result.tools
+            for remark in check_follow_ups(self._renderer, result.messages(), tools):
                 self._remark(remark)
         return ""
 
@@ -188,7 +224,8 @@ class Trial:
         env = await self._ask(self._suite.episode, what=f"episode of {task}", on_loop=True)
         try:
             await self._ask(env.reset, data, what=f"reset of {task}")
-            if again := await self._answer(env, "0", task):
+            tools = await self._tools(env, task) if self._renderer is not None else ()
+            if again := await self._answer(env, "0", task, tools):
                 raise ConfigError(again)
         finally:
             await self._ask(env.close, what=f"close of {task}")

@@ -339,8 +339,8 @@ def test_schemas_of_tools_without_a_name_are_refused(run, tmp_path):
     )
 
 
-def test_a_template_that_leaves_out_the_tools_gets_a_remark(run, tmp_path):
-    config = run(step=GOES_ON)
+def test_a_template_that_leaves_out_tools_which_the_prompt_names_gets_a_remark(run, tmp_path):
+    config = run(prompt="'Call add for 1 + 1.'", step=GOES_ON)
     file = tmp_path / "my_task.py"
     tools = (
         "    def tool_schemas(self):\n        return [{'function': {'name': 'add'}}]\n\n    async def step"
@@ -348,3 +348,84 @@ def test_a_template_that_leaves_out_the_tools_gets_a_remark(run, tmp_path):
     file.write_text(file.read_text().replace("    async def step", tools))
     (remark,) = preflight(config)
     assert "the chat template leaves out the tools, for example 'add'; describe them in the prompt" in remark
+
+
+UNKNOWN_TOOLS = (
+    "env: the chat template leaves out the tools, for example 'add', and the prompt of train task 0 does not name "
+    "them, so the model cannot know them; take a model whose template writes tools, or describe them in the prompt, "
+    "with the form of a call"
+)
+
+
+def test_tools_that_neither_the_template_nor_the_prompt_tells_are_refused(model, tmp_path, path):
+    """Of env `tools`, whose twin for agents is the next test."""
+    (tmp_path / "adding.py").write_text(
+        "def add(a: int, b: int) -> int:\n"
+        '    """Add two numbers."""\n'
+        "    return a + b\n\n"
+        "def right(answer, row):\n"
+        "    return 1.0\n"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "What is 1 + 1?"}\n' * 20)
+    params = {
+        "train": "rows.jsonl",
+        "prompt": "{prompt}",
+        "tools": "adding.py:add",
+        "reward": "adding.py:right",
+    }
+    params = {
+        name: f"{tmp_path}/{v}" if v.endswith(("jsonl", ":add", ":right")) else v
+        for name, v in params.items()
+    }
+    settings = {"model": {"path": str(model)}, "env": {"name": "tools", "params": params}}
+    assert refusal(check(settings, "run.toml")) == UNKNOWN_TOOLS
+
+
+ADDING_AGENT = """
+import json, urllib.error, urllib.request
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+def run(row, base_url, api_key):
+    for question, tools in QUESTIONS:
+        body = {"messages": [{"role": "user", "content": question}], "tools": tools}
+        headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"{base_url}/chat/completions", json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request) as reply:
+                reply.read()
+        except urllib.error.HTTPError as error:
+            error.close()
+            break
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("questions", "prompt"),
+    [
+        ('[("What is 1 + 1?", [TOOL])]', "train task 0"),
+        ('[("A title?", []), ("What is 1 + 1?", [TOOL])]', "a request of train task 0"),
+    ],
+    ids=["in its first request", "behind a title"],
+)
+def test_an_agents_tools_that_neither_the_template_nor_the_prompt_tells_are_refused(
+    model, tmp_path, path, questions, prompt
+):
+    (tmp_path / "adding_agent.py").write_text(ADDING_AGENT.replace("QUESTIONS", questions))
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(20)))
+    params = {"run": f"{tmp_path}/adding_agent.py:run", "train": f"{tmp_path}/rows.jsonl"}
+    settings = {"model": {"path": str(model)}, "env": {"name": "agent", "params": params}}
+    assert refusal(check(settings, "run.toml")) == UNKNOWN_TOOLS.replace("train task 0", prompt)
+
+
+def test_an_agents_tools_that_its_prompt_names_get_a_remark(model, tmp_path, path):
+    asked = '[("Call add for 1 + 1.", [TOOL])]'
+    (tmp_path / "adding_agent.py").write_text(ADDING_AGENT.replace("QUESTIONS", asked))
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(20)))
+    params = {"run": f"{tmp_path}/adding_agent.py:run", "train": f"{tmp_path}/rows.jsonl"}
+    settings = {"model": {"path": str(model)}, "env": {"name": "agent", "params": params}}
+    remarks = preflight(check(settings, "run.toml"))
+    assert [
+        remark for remark in remarks if "the chat template leaves out the tools, for example 'add'" in remark
+    ]
