@@ -124,7 +124,14 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._variables,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             roles = [m["role"] for m in messages]
             raise TemplateUnusable(f"chat template of {self._place}: {error} (roles {roles})") from None
 

@@ -8,15 +8,29 @@ import msgspec
 
 from actors.errors import ActorError, EnvironmentFailed
 from actors.segments import Closing
-from envs.base import StepResult
+from envs.base import StepResult, ToolSchema
 from protocol.messages.episodes import Reward, Task
 from protocol.messages.fields import MAX_ITEMS, MAX_NAME, TrajectoryStatus
 
 MAX_INFO_BYTES = 32_768
+MAX_NESTING = 200
+"""Most levels of lists and maps in the arguments of a call or the schema of a tool. What renders them calls itself for
+each level, and Python ends that at some 450."""
 
 
 def check_conversation(messages: Any, function: str) -> None:
-    """Raise EnvironmentFailed unless ``messages``, which ``function`` returned, are a conversation."""
+    """Check that what ``function`` returned is a conversation which a chat template and a tokenizer can take.
+
+    Raises:
+        EnvironmentFailed: it is none; or a text has half of a surrogate pair, or the arguments of a call are nested
+            deeper than `MAX_NESTING`. The error names the place.
+
+    Example:
+        >>> check_conversation([{"role": "tool", "content": "7", "name": "a\\ud83d"}], "step")
+        Traceback (most recent call last):
+        ...
+        actors.errors.EnvironmentFailed: environment: step: character 2 of messages[0].name is '\\ud83d', half of a ...
+    """
     if not isinstance(messages, Sequence) or not all(
         isinstance(message, Mapping)
         and isinstance(message.get("role"), str)
@@ -27,14 +41,52 @@ def check_conversation(messages: Any, function: str) -> None:
             f"environment: {function} returned {messages!r:.200}; it must be a list of "
             '{"role": "user", "content": TEXT}'
         )
-    for message in messages:
-        try:
-            message["content"].encode()
-        except UnicodeEncodeError as error:
-            raise EnvironmentFailed(
-                f"environment: {function}: character {error.start + 1} of a message is "
-                f"{message['content'][error.start]!r}, half of a surrogate pair, which no tokenizer takes"
-            ) from None
+    for number, message in enumerate(messages):
+        _check_text(message["content"], "a message", function)
+        for key, value in message.items():
+            _check_values(value, f"messages[{number}].{key}", function, 0)
+
+
+def check_tools(tools: Sequence[ToolSchema], function: str) -> None:
+    """Check that a chat template and a tokenizer can take the schemas of tools.
+
+    Raises:
+        EnvironmentFailed: see `check_conversation`.
+    """
+    for number, tool in enumerate(tools):
+        _check_values(tool, f"tools[{number}]", function, 0)
+
+
+def _check_values(value: Any, place: str, function: str, depth: int) -> None:
+    """Check all texts in a value of JSON, and how deep it is nested."""
+    if isinstance(value, str):
+        _check_text(value, place, function)
+        return
+    if not isinstance(value, Mapping | list | tuple) or not value:
+        return
+    if depth >= MAX_NESTING:
+        # What goes on at such a depth is a long name by itself.
+        shown = place if len(place) <= 200 else f"{place[:150]}..."
+        raise EnvironmentFailed(
+            f"environment: {function}: {shown} is nested deeper than {MAX_NESTING} levels, which no chat template takes"
+        )
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            _check_text(str(name), f"a name in {place}", function)
+            _check_values(part, f"{place}.{name}", function, depth + 1)
+        return
+    for number, part in enumerate(value):
+        _check_values(part, f"{place}[{number}]", function, depth + 1)
+
+
+def _check_text(text: str, place: str, function: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise EnvironmentFailed(
+            f"environment: {function}: character {error.start + 1} of {place} is {text[error.start]!r}, half of a "
+            "surrogate pair, which no tokenizer takes"
+        ) from None
 
 
 def finite_rewards(result: StepResult) -> dict[str, float]:

@@ -20,6 +20,7 @@ from typing import Any
 from actors.conversation import Observation
 from actors.env_results import (
     check_conversation,
+    check_tools,
     checked_limit,
     closing_of,
     earlier_rewards,
@@ -350,6 +351,7 @@ class PlayByRequests:
 
     def _observation(self, request: PolicyRequest) -> Observation:
         check_conversation(request.messages, "next_requests")
+        check_tools(request.tools, "next_requests")
         if request.after < 0:
             observation = self._conversations.anew(request.messages, request.tools)
         else:

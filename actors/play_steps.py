@@ -12,6 +12,7 @@ import numpy as np
 from actors.conversation import Observation
 from actors.env_results import (
     check_conversation,
+    check_tools,
     checked_limit,
     checked_marks,
     closing_of,
@@ -213,6 +214,7 @@ class PlayBySteps:
             tools = await self._calls.ask(self._env.tool_schemas, on_loop=True)
         try:
             check_conversation(messages, "reset")
+            check_tools(tools, "tool_schemas")
             opening = self._conversations.first(with_note(messages, self._task.note), tools)
         except ActorError as error:
             refused = await self._calls.refused(self._env, error)
@@ -359,6 +361,7 @@ class PlayBySteps:
         if not messages:
             raise EnvironmentFailed("environment: step returned neither an observation nor done")
         check_conversation(messages, "step")
+        check_tools(result.tools or (), "step")
         if result.after is not None and result.after < 0:
             return self._conversations.anew(messages, result.tools)
         if result.after is not None and result.after >= len(answers):

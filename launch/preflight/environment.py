@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from actors.env_results import check_conversation, finite_rewards
+from actors.env_results import check_conversation, check_tools, finite_rewards
 from actors.environments import EnvironmentRunner
 from actors.errors import ActorError
 from actors.render import Renderer
@@ -184,6 +184,10 @@ class Trial:
                 f"env: {what} returned {tools!r:.200}; it has to be a list of "
                 '{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}'
             )
+        try:
+            check_tools(tools, what)
+        except ActorError as error:
+            raise ConfigError(f"env: {error}") from None
         return cast(Sequence[ToolSchema], tools)
 
     async def _answer(self, env: Env, text: str, task: str, tools: Sequence[ToolSchema]) -> str:

@@ -122,6 +122,30 @@ async def _unrendered_first(client):
 unrendered_first = agent(_unrendered_first)
 
 
+async def _broken_texts(client):
+    half, deep = "\\ud83d", {}
+    for _ in range(900):
+        deep = {"properties": deep}
+    asked = [{"role": "user", "content": "a"}]
+    called = {"id": "1", "type": "function", "function": {"name": "add", "arguments": json.dumps({"a": [half]})}}
+    answered = [{"role": "assistant", "content": "", "tool_calls": [called]},
+                {"role": "tool", "tool_call_id": "1", "content": "2"}]
+    named = {"type": "function", "function": {"name": "x" + half}}
+    nested = {"type": "function", "function": {"name": "add", "parameters": deep}}
+    for body, place in (
+        ({"messages": [{"role": "user", "content": half}]}, "character 1 of a message is"),
+        ({"messages": asked, "tools": [named]}, "character 2 of tools[0].function.name is"),
+        ({"messages": asked, "tools": [nested]}, "tools[0].function.parameters.properties"),
+        ({"messages": [*asked, *answered]}, "character 1 of messages[1].tool_calls[0].function.arguments.a[0] is"),
+        ({"messages": [{**asked[0], "name": half}]}, "character 1 of messages[0].name is"),
+    ):
+        status, text = await client.post("/chat/completions", body)
+        assert status == 400 and place in json.loads(text)["error"]["message"], text
+    await client.said("b")
+    return 1.0
+broken_texts = agent(_broken_texts)
+
+
 async def _title(client):
     await client.said("Write a title.")
     await client.said("Work.", tools=[ADD])
@@ -314,6 +338,14 @@ def test_requirement_4_an_episode_is_one_trajectory_and_outlives_a_request_that_
     assert {cut.segment.trajectory_id for cut in done.cuts} == {"t.0"}
     assert done.rewards == [("reward", 1 if agent == "unrendered_first" else 3, 1.0)]
     assert done.gauges["agent_refused_total"] == 1
+    assert done.trajectory.return_ == 1.0
+
+
+@pytest.mark.parametrize("by_steps", [False, True], ids=["by requests", "by steps"])
+def test_requirement_4_texts_that_no_tokenizer_takes_are_refused_with_their_place(play, by_steps):
+    """A model that writes half of a surrogate pair into the JSON of a call makes agents send such texts."""
+    done = finished(play("broken_texts", **({"bounds": {"in_step": True}} if by_steps else {})))
+    assert done.gauges["agent_refused_total"] == 5
     assert done.trajectory.return_ == 1.0
 
 
