@@ -57,10 +57,10 @@ from learner.intake.session import BrokerSession
 from learner.metrics import Report
 from learner.process import join
 from learner.publisher import Publisher
-from learner.run import Learner
+from learner.run import TrainingRun
 from learner.run_files import next_epoch
 from learner.settings.learner import LearnerConfig
-from learner.trainer import Totals
+from learner.trainer import Totals, Trainer
 from learner.update.engine import TrainingEngine
 from learner.weight_copy import OutgoingWeights
 from protocol.session import Progress
@@ -176,8 +176,8 @@ class Run:
     """Cores that each role kept busy, and, as "others", those that other work on the machine kept busy."""
 
 
-class TimedLearner(Learner):
-    """A learner that keeps step times and copies of its weights from `begin` on."""
+class TimedTrainer(Trainer):
+    """A trainer that keeps step times and copies of its weights from `begin` on."""
 
     keep_steps, keep_seconds = 1, 1.0
     """Steps and seconds between two copies of the weights, whichever comes first."""
@@ -190,13 +190,13 @@ class TimedLearner(Learner):
             list[Step](),
             list[tuple[float, int, OutgoingWeights]](),
         )
-        self.gauges, self.first_step = [self.exchange.intake.gauges], self.step
+        self.gauges, self.first_step = [self.batches.intake.gauges], self.step
         self.began = time.monotonic()
 
     def record(self, report: Any, trained: Any, updated: int, waited: float, wall: float) -> None:
-        """Note the step for the benchmark, then record it as every learner does."""
+        """Note the step for the benchmark, then record it as every trainer does."""
         if hasattr(self, "began"):
-            arrived = [t.return_ for t in self.exchange.intake.recent if t.status != "failed"]
+            arrived = [t.return_ for t in self.batches.intake.recent if t.status != "failed"]
             now = time.monotonic() - self.began
             self.timed.append(
                 Step(
@@ -207,7 +207,7 @@ class TimedLearner(Learner):
                     reward=sum(arrived) / len(arrived) if arrived else None,
                 )
             )
-            self.gauges.append(self.exchange.intake.gauges)
+            self.gauges.append(self.batches.intake.gauges)
             done = self.step - self.first_step
             last = self.kept[-1] if self.kept else (0.0, 0)
             if now - last[0] >= self.keep_seconds or done - last[1] >= self.keep_steps:
@@ -219,15 +219,17 @@ class TimedLearner(Learner):
         weights = self.engine.weights()
         return OutgoingWeights(weights.shapes, [(name, tensor.clone()) for name, tensor in weights.tensors])
 
-    def judge(self) -> list[Snapshot]:
-        """Publish the kept weights one after the other, and evaluate each."""
-        found = [Snapshot(0.0, 0, measured(self.evaluations[0], "return_mean"))]
-        for moment, done, weights in self.kept:
-            self.version += 1
-            self.publisher.publish(self.version, weights, announce=self.exchange.announce)
-            self.evaluate(f"snapshot {done}")
-            found.append(Snapshot(moment, done, measured(self.evaluations[-1], "return_mean")))
-        return found
+
+def judge(run: TrainingRun, trainer: TimedTrainer) -> list[Snapshot]:
+    """Publish the kept weights one after the other, and evaluate each."""
+    records = run.evaluations.records
+    found = [Snapshot(0.0, 0, measured(records[0], "return_mean"))]
+    for moment, done, weights in trainer.kept:
+        trainer.version += 1
+        trainer.publisher.publish(trainer.version, weights, announce=run.session.announce)
+        run.evaluate(f"snapshot {done}")
+        found.append(Snapshot(moment, done, measured(records[-1], "return_mean")))
+    return found
 
 
 def train(system: System, config: RunConfig, *, arm: str, settings: str, steps: int, kept: int) -> Run:
@@ -244,32 +246,33 @@ def train(system: System, config: RunConfig, *, arm: str, settings: str, steps: 
     deadline = float("inf")
     curriculum = _curriculum(config, learner_config, epoch)
     try:
-        exchange = BrokerSession(
+        session = BrokerSession(
             link,
             curriculum,
             learner_config,
             lockstep=mode == "sync",
             stop_reason=lambda: system.stop_reason(deadline),
         )
-        learner = TimedLearner(learner_config, system.folder, engine, exchange, publisher, report, seed=seed)
-        learner.keep_steps, learner.keep_seconds = max(1, steps // kept), config.run.max_minutes * 60 / kept
-        learner.take_over(always=True)
-        learner.evaluate("before")
+        trainer = TimedTrainer(learner_config, system.folder, engine, session, publisher, report, seed=seed)
+        run = TrainingRun(trainer, session)
+        trainer.keep_steps, trainer.keep_seconds = max(1, steps // kept), config.run.max_minutes * 60 / kept
+        trainer.take_over(always=True)
+        run.evaluate("before")
         used = cpu_seconds(system)
-        learner.begin()
-        deadline = learner.began + config.run.max_minutes * 60
+        trainer.begin()
+        deadline = trainer.began + config.run.max_minutes * 60
         with contextlib.suppress(Stopped):
-            while learner.step < steps:
-                learner.learn()
-        seconds = time.monotonic() - learner.began
+            while trainer.step < steps:
+                run.learn()
+        seconds = time.monotonic() - trainer.began
         used = {role: (cpu - used.get(role, 0.0)) / seconds for role, cpu in cpu_seconds(system).items()}
-        snapshots = learner.judge()
+        snapshots = judge(run, trainer)
     finally:
         link.close("done")
         report.close()
         publisher.close()
         engine.release()
-    return _outcome(learner, arm, settings, config, seconds, snapshots, used)
+    return _outcome(trainer, arm, settings, config, seconds, snapshots, used)
 
 
 def _curriculum(config: RunConfig, learner_config: LearnerConfig, epoch: int) -> BudgetedCurriculum:
@@ -282,7 +285,7 @@ def _curriculum(config: RunConfig, learner_config: LearnerConfig, epoch: int) ->
 
 
 def _outcome(
-    learner: TimedLearner,
+    trainer: TimedTrainer,
     arm: str,
     settings: str,
     config: RunConfig,
@@ -290,10 +293,10 @@ def _outcome(
     snapshots: list[Snapshot],
     cpu: dict[str, float],
 ) -> Run:
-    text = (learner.run_dir / "metrics.jsonl").read_text(encoding="utf-8")
+    text = (trainer.run_dir / "metrics.jsonl").read_text(encoding="utf-8")
     lines = [line for line in map(json.loads, text.splitlines()) if "learner/policy_version" in line]
-    lags = {int(lag): count for lag, count in learner.totals.lag_counts.items()}
-    trajectories = max(1, learner.totals.trained_trajectories)
+    lags = {int(lag): count for lag, count in trainer.totals.lag_counts.items()}
+    trajectories = max(1, trainer.totals.trained_trajectories)
 
     def mean(name: str) -> float:
         return float(sum(line.get(name, 0.0) for line in lines) / max(1, len(lines)))
@@ -304,13 +307,13 @@ def _outcome(
         seed=config.run.seed,
         settings=settings,
         seconds=seconds,
-        steps=learner.timed,
+        steps=trainer.timed,
         snapshots=snapshots,
-        idle_learner=sum(step.waited for step in learner.timed) / seconds,
-        idle_generator=idle_share(learner.gauges[0], learner.gauges[-1]),
+        idle_learner=sum(step.waited for step in trainer.timed) / seconds,
+        idle_generator=idle_share(trainer.gauges[0], trainer.gauges[-1]),
         running_requests=mean("generator/running_requests"),
         episodes_running=mean("actor/episodes_running"),
-        tokens_per_trajectory=learner.totals.trained_tokens / trajectories,
+        tokens_per_trajectory=trainer.totals.trained_tokens / trajectories,
         lag_mean=sum(lag * n for lag, n in lags.items()) / max(1, sum(lags.values())),
         lag_max=max(lags, default=0),
         stale_tokens=mean("learner/stale_token_fraction"),

@@ -2,7 +2,7 @@
 
 Broker, generator and actor are processes, as in `offbeat train`. The learners run in this process. Each
 learner is a new epoch that publishes its own first weights and trains in lockstep with a forced lag. Curricula
-evaluate by sampling and limit tokens; the exchange counts the lag of each token, to prove that it was forced.
+evaluate by sampling and limit tokens; the session counts the lag of each token, to prove that it was forced.
 """
 
 import gc
@@ -35,9 +35,10 @@ from learner.metrics import Report
 from learner.process import join
 from learner.publisher import Publisher
 from learner.replay.table import replay_table
-from learner.run import Learner
+from learner.run import TrainingRun
 from learner.run_files import next_epoch
 from learner.settings.learner import EvaluationConfig, LearnerConfig
+from learner.trainer import Trainer
 from learner.trajectory import Unit
 from learner.update.engine import TrainingEngine
 from protocol.messages.episodes import Task
@@ -77,7 +78,7 @@ class BudgetedCurriculum(SampledCurriculum):
 class CountingSession(BrokerSession):
     """A session that counts the lag of each action token of each batch, to prove that the lag was forced.
 
-    Replayed tokens are not counted, because they do not come through the exchange.
+    Replayed tokens are not counted, because they do not come through the session.
     """
 
     def collect(self, *, step: int, version: int) -> list[Unit]:
@@ -198,8 +199,8 @@ def _await_broker(config: RunConfig, broker: Child) -> None:
 @contextmanager
 def learning(
     system: System, config: RunConfig, seed: int, *, session_class: type[SessionT]
-) -> Iterator[tuple[Learner, SessionT]]:
-    """Make one learner with weights and exchange of its own, and publish its first weights.
+) -> Iterator[tuple[TrainingRun, SessionT]]:
+    """Make one run with weights and a session of its own, and publish its first weights.
 
     Args:
         system: the roles that are running.
@@ -224,19 +225,19 @@ def learning(
     report = Report(folder)
     publisher = Publisher(system.folder.name, folder, epoch=epoch, keep=learner_config.keep_versions)
     try:
-        exchange = _exchange(system, learner_config, link, epoch, seed, session_class)
-        learner = Learner(
+        session = _session(system, learner_config, link, epoch, seed, session_class)
+        trainer = Trainer(
             learner_config,
             folder,
             engine,
-            exchange,
+            session,
             publisher,
             report,
             replay=replay_table(learner_config),
             seed=seed,
         )
-        learner.take_over(always=True)
-        yield learner, exchange
+        trainer.take_over(always=True)
+        yield TrainingRun(trainer, session), session
     finally:
         link.close("done")
         report.close()
@@ -246,7 +247,7 @@ def learning(
         gc.collect()
 
 
-def _exchange(
+def _session(
     system: System,
     config: LearnerConfig,
     link: ThreadLink,
@@ -254,42 +255,42 @@ def _exchange(
     seed: int,
     session_class: type[SessionT],
 ) -> SessionT:
-    """Return an exchange in lockstep, over tasks that depend on the seed alone."""
+    """Return a session in lockstep, over tasks that depend on the seed alone."""
     curriculum = SampledCurriculum(system.config.env.name, config, epoch, next_index=seed * 1000)
-    exchange = session_class(link, curriculum, config, lockstep=True, stop_reason=system.stop_reason)
-    exchange.intake.families = waiting_families(config, curriculum, system.model, seed=seed)
-    return exchange
+    session = session_class(link, curriculum, config, lockstep=True, stop_reason=system.stop_reason)
+    session.intake.families = waiting_families(config, curriculum, system.model, seed=seed)
+    return session
 
 
 def train(system: System, config: RunConfig, seed: int) -> Outcome:
     """Run one learner from the first weights to the last step."""
     started, learner_config = time.monotonic(), config.learner
-    with learning(system, config, seed, session_class=CountingSession) as (learner, exchange):
-        learner.evaluate("before")
-        while learner.step < learner_config.steps:
-            learner.learn()
-        learner.evaluate("after")
+    with learning(system, config, seed, session_class=CountingSession) as (run, session):
+        run.evaluate("before")
+        while run.trainer.step < learner_config.steps:
+            run.learn()
+        run.evaluate("after")
     critic = learner_config.algorithm.critic
     still = critic.warmup_steps if critic is not None else 0
     exact = lag_is_exact(
-        exchange.lags_by_step, learner_config.forced_lag, learner_config.steps, warmup_steps=still
+        session.lags_by_step, learner_config.forced_lag, learner_config.steps, warmup_steps=still
     )
-    outcome = _outcome(learner, learner.run_dir, exact, time.monotonic() - started)
-    shutil.rmtree(learner.run_dir)
+    outcome = _outcome(run, run.trainer.run_dir, exact, time.monotonic() - started)
+    shutil.rmtree(run.trainer.run_dir)
     return outcome
 
 
-def _outcome(learner: Learner, folder: Path, exact: bool, seconds: float) -> Outcome:
+def _outcome(run: TrainingRun, folder: Path, exact: bool, seconds: float) -> Outcome:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     names = (
         "learner/entropy_nats", "learner/effective_sample_size", "learner/clip_fraction",
         "learner/truncated_fraction", "learner/ratio_proximal_behaviour_max", "learner/gradient_norm",
     )  # fmt: skip
     return Outcome(
-        score=measured(learner.evaluations[-1], "return_mean"),
-        start=measured(learner.evaluations[0], "return_mean"),
+        score=measured(run.evaluations.records[-1], "return_mean"),
+        start=measured(run.evaluations.records[0], "return_mean"),
         curve=[line["rollout/return_mean"] for line in lines if "rollout/return_mean" in line],
-        tokens_by_lag={int(lag): count for lag, count in learner.totals.lag_counts.items()},
+        tokens_by_lag={int(lag): count for lag, count in run.trainer.totals.lag_counts.items()},
         exact=exact,
         diagnostics={name: [line[name] for line in lines if name in line][::5] for name in names},
         seconds=seconds,

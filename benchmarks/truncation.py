@@ -49,10 +49,10 @@ from learner.intake.session import BrokerSession
 from learner.metrics import Report
 from learner.process import join
 from learner.publisher import Publisher
-from learner.run import Learner
+from learner.run import TrainingRun
 from learner.run_files import next_epoch
 from learner.settings.learner import LearnerConfig
-from learner.trainer import Totals
+from learner.trainer import Totals, Trainer
 from learner.update.engine import TrainingEngine
 from protocol import names
 from protocol.session import Progress
@@ -249,8 +249,8 @@ TRAIN_ON = {
 LOCKSTEP = ("tppo", "waiting")
 
 
-class TimedLearner(Learner):
-    """A learner that remembers when each trajectory ended, from the start of the clock on."""
+class TimedTrainer(Trainer):
+    """A trainer that remembers when each trajectory ended, from the start of the clock on."""
 
     ended: list[Ended] | None = None
 
@@ -266,8 +266,8 @@ class TimedLearner(Learner):
         return time.monotonic() - self.training_began
 
     def record(self, *args: Any) -> None:
-        """Note the trajectories of the step for the curve, then record the step as every learner does."""
-        for t in self.exchange.intake.recent:
+        """Note the trajectories of the step for the curve, then record the step as every trainer does."""
+        for t in self.batches.intake.recent:
             if t.status != "failed" and self.ended is not None:
                 long = self._is_long(names.group_index(t.group_id))
                 self.ended.append(Ended(self.training_seconds, long, t.return_, t.action_tokens))
@@ -304,29 +304,30 @@ def train(system: System, arm: str, config: RunConfig) -> Run:
     try:
         suite = LongTailSuite(**config.env.params)
         curriculum = _curriculum(config, settings, epoch, suite)
-        exchange = BrokerSession(
+        session = BrokerSession(
             link,
             curriculum,
             settings,
             lockstep=config.run.mode == "sync",
             stop_reason=lambda: system.stop_reason(deadline),
         )
-        learner = TimedLearner(
-            settings, system.folder, engine, exchange, publisher, report, seed=config.run.seed
+        trainer = TimedTrainer(
+            settings, system.folder, engine, session, publisher, report, seed=config.run.seed
         )
-        learner.take_over(always=True)
-        learner.evaluate("before")
-        _warm_up(learner)
-        learner.begin(partial(_is_long, suite))
-        deadline = learner.training_began + config.run.max_minutes * 60
-        seconds, generated = _until_stopped(learner)
-        learner.evaluate("after")
+        run = TrainingRun(trainer, session)
+        trainer.take_over(always=True)
+        run.evaluate("before")
+        _warm_up(run)
+        trainer.begin(partial(_is_long, suite))
+        deadline = trainer.training_began + config.run.max_minutes * 60
+        seconds, generated = _until_stopped(run, trainer)
+        run.evaluate("after")
     finally:
         link.close("done")
         report.close()
         publisher.close()
         engine.release()
-    return _outcome(learner, arm, config, seconds, generated)
+    return _outcome(trainer, run.evaluations.records, arm, config, seconds, generated)
 
 
 def _curriculum(
@@ -339,33 +340,40 @@ def _curriculum(
     return curriculum
 
 
-def _warm_up(learner: Learner) -> None:
+def _warm_up(run: TrainingRun) -> None:
     """Learn for the steps in which only the critic learns."""
-    critic = learner.config.algorithm.critic
-    while critic is not None and learner.step < critic.warmup_steps:
-        learner.learn()
+    critic = run.trainer.config.algorithm.critic
+    while critic is not None and run.trainer.step < critic.warmup_steps:
+        run.learn()
 
 
 def _is_long(suite: LongTailSuite, index: int) -> bool:
     return suite.task(index, "train").long
 
 
-def _until_stopped(learner: TimedLearner) -> tuple[float, int]:
+def _until_stopped(run: TrainingRun, trainer: TimedTrainer) -> tuple[float, int]:
     """Train until the time is up. Return the seconds, and the tokens generated in them."""
-    before = learner.tokens_generated
+    before = run.tokens_generated
     try:
         while True:
-            learner.learn()
+            run.learn()
     except Stopped:
-        return learner.training_seconds, learner.tokens_generated - before
+        return trainer.training_seconds, run.tokens_generated - before
 
 
-def _outcome(learner: TimedLearner, arm: str, config: RunConfig, seconds: float, generated: int) -> Run:
-    text = (learner.run_dir / "metrics.jsonl").read_text(encoding="utf-8")
-    lines = [line for line in map(json.loads, text.splitlines()) if line["step"] > learner.steps_before]
-    assert learner.ended is not None
-    lags = {int(lag): count for lag, count in learner.totals.lag_counts.items()}
-    lengths = np.array([e.tokens for e in learner.ended])
+def _outcome(
+    trainer: TimedTrainer,
+    evaluations: list[dict[str, Any]],
+    arm: str,
+    config: RunConfig,
+    seconds: float,
+    generated: int,
+) -> Run:
+    text = (trainer.run_dir / "metrics.jsonl").read_text(encoding="utf-8")
+    lines = [line for line in map(json.loads, text.splitlines()) if line["step"] > trainer.steps_before]
+    assert trainer.ended is not None
+    lags = {int(lag): count for lag, count in trainer.totals.lag_counts.items()}
+    lengths = np.array([e.tokens for e in trainer.ended])
     batch = config.learner.batch_trajectories
     batches = lengths[: len(lengths) // batch * batch].reshape(-1, batch)
 
@@ -376,13 +384,13 @@ def _outcome(learner: TimedLearner, arm: str, config: RunConfig, seconds: float,
         arm=arm,
         seed=config.run.seed,
         minutes=config.run.max_minutes,
-        start=measured(learner.evaluations[0], "return_mean"),
-        end=measured(learner.evaluations[-1], "return_mean"),
-        curve=smoothed(learner.ended, long_share=float(config.env.params["long_share"])),
-        steps=learner.step - learner.steps_before,
-        tokens_per_second=learner.totals.trained_tokens / seconds,
+        start=measured(evaluations[0], "return_mean"),
+        end=measured(evaluations[-1], "return_mean"),
+        curve=smoothed(trainer.ended, long_share=float(config.env.params["long_share"])),
+        steps=trainer.step - trainer.steps_before,
+        tokens_per_second=trainer.totals.trained_tokens / seconds,
         generated_per_second=generated / seconds,
-        idle_learner=learner.totals.wait_seconds / seconds,
+        idle_learner=trainer.totals.wait_seconds / seconds,
         idle_generator=mean("generator/idle_share"),
         running_requests=mean("generator/running_requests"),
         lag_mean=sum(lag * n for lag, n in lags.items()) / max(1, sum(lags.values())),

@@ -5,18 +5,20 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from learner.checkpoint_files import verify_latest
 from learner.curriculum import Curriculum
 from learner.errors import Stopped
-from learner.intake.evaluation import measure
+from learner.intake.evaluation import Evaluator, measure
 from learner.intake.session import BrokerSession
 from learner.metrics import Report
 from learner.process import SharedGpu, Stop, join, lead, leave
 from learner.publisher import Publisher
 from learner.run_files import CHECKPOINTS, PID_FILE, RESULT, start
+from learner.sample_log import SampleLog
 from learner.settings.learner import LearnerConfig
 from protocol.files import write_whole
 from protocol.processes import lock_of_environment
@@ -24,6 +26,11 @@ from protocol.session import Progress
 
 if TYPE_CHECKING:
     from learner.update.engine import TrainingEngine
+
+log = logging.getLogger(__name__)
+
+ONLY = "eval"
+"""Tag of evaluations of a process that trains nothing."""
 
 
 def is_due(every: int, step: int) -> bool:
@@ -66,10 +73,58 @@ def evaluations_due(
     return due
 
 
-log = logging.getLogger(__name__)
+def full_name(tag: str, name: str) -> str:
+    """Return how an evaluation is called: its set, then its tag.
 
-TAG = "eval"
-"""Tag of these evaluations in the result."""
+    Example:
+        >>> full_name("before", ""), full_name("step 20", "hard")
+        ('before', 'hard step 20')
+    """
+    return f"{name} {tag}".strip()
+
+
+@dataclass
+class Evaluations:
+    """Evaluates sets of held-out tasks; each result is reported, recorded, and kept with a few samples."""
+
+    config: LearnerConfig
+    session: Evaluator
+    report: Report
+    samples: SampleLog | None = None
+    """Keeps some of what the model wrote; None: nobody wants to see it."""
+    numbered: bool = True
+    """True if the names of tasks have the step in them, because a set is evaluated several times."""
+    records: list[dict[str, Any]] = field(default_factory=list)
+    """One record for each evaluation of a set, in their order; they are part of the summary and of checkpoints."""
+
+    @property
+    def first_set(self) -> str:
+        """Name of the evaluation set that decides which model is the best."""
+        return next(iter(self.config.evaluation_sets), "")
+
+    def evaluate(self, tag: str, name: str, *, step: int, version: int) -> None:
+        """Run the held-out tasks of a set, and record what comes of them.
+
+        Args:
+            tag: when in the run this is.
+            name: name of the set.
+            step: learner steps done.
+            version: policy version that samples the answers, or a later one.
+
+        Raises:
+            NoData: nothing arrived within the deadline.
+            Stopped: the run was asked to end, not by its time limit.
+        """
+        full = full_name(tag, name)
+        tasks = f"{full} {step}" if self.numbered else full
+        result, episodes = measure(self.session, tasks, self.config.evaluation_sets[name], version=version)
+        self.records.append(result.record(tag=tag, step=step, policy_version=version, name=name))
+        if self.samples is not None:
+            # Before the metrics: whoever reads of the evaluation there finds its samples.
+            written = self.samples.evaluation(step, version, full, episodes)
+            self.report.write_samples(step, [*written, *self.samples.of_last_step])
+        self.report.write(step, result.scalars(name))
+        log.info("evaluation %s: %s", full, result.sentence())
 
 
 def run_evaluation(
@@ -107,11 +162,11 @@ def run_evaluation(
     progress = _EvaluationProgress()
     link = join(config, broker, run, epoch=begin.epoch, progress=progress, stepped_back=True, keys=keys)
     curriculum = Curriculum(env_name, config, begin.epoch)
-    exchange = BrokerSession(link, curriculum, config, lockstep=False, stop_reason=stop.reason, broker=broker)
-    progress.exchange = exchange
+    session = BrokerSession(link, curriculum, config, lockstep=False, stop_reason=stop.reason, broker=broker)
+    progress.session = session
     register = None if engine is None else engine.register
     publisher = Publisher(run, run_dir, epoch=begin.epoch, keep=2, url=weights_url, register=register)
-    evaluate(config, run_dir, engine, exchange, publisher, started=started)
+    evaluate(config, run_dir, engine, session, publisher, started=started)
     if engine is not None:
         engine.close()
         if config.ranks > 1:
@@ -122,22 +177,20 @@ class _EvaluationProgress:
     """The progress of evaluations for the heartbeat."""
 
     # Invariant: the link's thread calls this while the main thread evaluates; it only reads.
-    exchange: BrokerSession | None = None
+    session: BrokerSession | None = None
 
     def __call__(self) -> Progress:
-        exchange = self.exchange
-        if exchange is None:
+        session = self.session
+        if session is None:
             return Progress()
-        return Progress(
-            progress=exchange.intake.deliveries, busy=not exchange.waiting, gauges=exchange.gauges()
-        )
+        return Progress(progress=session.intake.deliveries, busy=not session.waiting, gauges=session.gauges())
 
 
 def evaluate(
     config: LearnerConfig,
     run_dir: Path,
     engine: "TrainingEngine | None",
-    exchange: BrokerSession,
+    session: BrokerSession,
     publisher: Publisher,
     *,
     started: float,
@@ -154,9 +207,9 @@ def evaluate(
             # A process that was started again publishes above what the former one published.
             step = engine.load(run_dir / CHECKPOINTS)["step"]
             version = publisher.published.version + 1
-            publisher.publish(version, engine.weights(), announce=exchange.announce)
+            publisher.publish(version, engine.weights(), announce=session.announce)
             publisher.settle()
-        ended_by, evaluations = evaluate_sets(config, exchange, report, step=step, version=version)
+        ended_by, evaluations = evaluate_sets(config, session, report, step=step, version=version)
         result = {
             "ended_by": ended_by,
             "steps": step,
@@ -166,28 +219,24 @@ def evaluate(
         write_whole(run_dir / RESULT, json.dumps(result, indent=1))
     finally:
         publisher.stop()
-        exchange.close()
+        session.close()
         report.close()
         publisher.close()
 
 
 def evaluate_sets(
-    config: LearnerConfig, exchange: BrokerSession, report: Report, *, step: int, version: int
+    config: LearnerConfig, session: Evaluator, report: Report, *, step: int, version: int
 ) -> tuple[str, list[dict[str, Any]]]:
     """Evaluate each set once. Return what ended it, and the records of the evaluations.
 
     Raises:
         NoData: nothing arrived within the deadline.
     """
-    records: list[dict[str, Any]] = []
-    for name, of in config.evaluation_sets.items():
-        tag = f"{name} {TAG}".strip()
+    evaluations = Evaluations(config, session, report, numbered=False)
+    for name in config.evaluation_sets:
         try:
-            result, _ = measure(exchange, tag, of, version=version)
+            evaluations.evaluate(ONLY, name, step=step, version=version)
         except Stopped as reason:
-            log.info("evaluation %s left out: %s", tag, reason)
-            return str(reason), records
-        records.append(result.record(tag=TAG, step=step, policy_version=version, name=name))
-        report.write(step, result.scalars(name))
-        log.info("evaluation %s: %s", tag, result.sentence())
-    return "all sets evaluated", records
+            log.info("evaluation %s left out: %s", full_name(ONLY, name), reason)
+            return str(reason), evaluations.records
+    return "all sets evaluated", evaluations.records

@@ -15,10 +15,11 @@ from learner.process import SharedGpu, Stop, join, lead, leave
 from learner.publisher import Publisher
 from learner.replay.batch import can_rescue
 from learner.replay.table import replay_table
-from learner.run import Learner
+from learner.run import TrainingRun
 from learner.run_files import CHECKPOINTS, PID_FILE, RESULT, Start, start
 from learner.sample_log import SampleLog, open_tokenizer
 from learner.settings.learner import LearnerConfig
+from learner.trainer import Trainer
 from protocol.files import write_whole
 from protocol.processes import lock_of_environment
 from protocol.session import Progress
@@ -69,14 +70,15 @@ def run_learner(
     link = _join_from(begin, config, broker, run, progress=progress, keys=keys)
     stop.limit(max_minutes)
     curriculum = Curriculum(env_name, config, begin.epoch, lineage=begin.lineage)
-    exchange = BrokerSession(
+    session = BrokerSession(
         link, curriculum, config, lockstep=lockstep, stop_reason=stop.reason, broker=broker, step=begin.step
     )
     publisher = Publisher(
         run, run_dir, epoch=begin.epoch, keep=config.keep_versions, url=weights_url, register=engine.register
     )
-    progress.learner = wire(config, run_dir, engine, exchange, publisher, gpu, seed=seed)
-    train(progress.learner, begin)
+    training = wire(config, run_dir, engine, session, publisher, gpu, seed=seed)
+    progress.run = training
+    train(training, publisher, begin)
     if config.ranks > 1:
         leave()
 
@@ -103,65 +105,66 @@ def wire(
     config: LearnerConfig,
     run_dir: Path,
     engine: "TrainingEngine",
-    exchange: BrokerSession,
+    session: BrokerSession,
     publisher: Publisher,
     gpu: SharedGpu,
     *,
     seed: int,
-) -> Learner:
-    """Assemble a learner from its parts."""
+) -> TrainingRun:
+    """Assemble a run from its parts."""
     replay = replay_table(config)
     if replay is not None:
-        exchange.intake.rescuable = partial(can_rescue, replay)
-    exchange.intake.route_layers = engine.route_layers
-    exchange.intake.families = waiting_families(config, exchange.curriculum, engine.model, seed=seed)
+        session.intake.rescuable = partial(can_rescue, replay)
+    session.intake.route_layers = engine.route_layers
+    session.intake.families = waiting_families(config, session.curriculum, engine.model, seed=seed)
     samples = SampleLog(run_dir, open_tokenizer(engine.model), seed=seed)
-    return Learner(
+    report = Report(run_dir)
+    trainer = Trainer(
         config,
         run_dir,
         engine,
-        exchange,
+        session,
         publisher,
-        Report(run_dir),
+        report,
         replay=replay,
         samples=samples,
         seed=seed,
         gpu=gpu,
     )
+    return TrainingRun(trainer, session)
 
 
-def train(learner: Learner, begin: Start) -> None:
+def train(run: TrainingRun, publisher: Publisher, begin: Start) -> None:
     """Train from the starting point to the end, write the model and the result, and close everything."""
     try:
-        learner.start_from(begin)
-        learner.train(continues=begin.continues)
-        with learner.writes.writing(learner.written_bytes):
-            learner.engine.save_pretrained(learner.run_dir / "model")
-        write_result(learner)
+        run.start_from(begin)
+        run.train(continues=begin.continues)
+        run.checkpoints.write_last_model()
+        write_result(run)
     finally:
-        # The announcement that is under way needs the exchange.
-        learner.publisher.stop()
-        learner.exchange.close()
-        learner.report.close()
-        learner.publisher.close()
-    learner.engine.close()
+        # The announcement that is under way needs the session.
+        publisher.stop()
+        run.session.close()
+        run.trainer.report.close()
+        publisher.close()
+    run.trainer.engine.close()
 
 
-def write_result(learner: Learner) -> None:
+def write_result(run: TrainingRun) -> None:
     """Write ``result.json``, the learner's part of the summary; docs/run/summary.md explains the fields."""
-    totals, intake = learner.totals, learner.exchange.intake
+    trainer, totals, intake = run.trainer, run.trainer.totals, run.session.intake
     lags = {int(lag): count for lag, count in totals.lag_counts.items()}
     tokens = sum(lags.values())
     result: dict[str, Any] = {
-        "ended_by": learner.ended_by,
-        "steps": learner.step,
-        "policy_version": learner.version,
-        "wall_seconds": learner.wall_seconds,
-        "parameters": learner.engine.parameters._asdict(),
-        "evaluations": learner.evaluations,
+        "ended_by": run.ended_by,
+        "steps": trainer.step,
+        "policy_version": trainer.version,
+        "wall_seconds": run.checkpoints.wall_seconds,
+        "parameters": trainer.engine.parameters._asdict(),
+        "evaluations": run.evaluations.records,
         "tokens_trained": totals.trained_tokens,
         "tokens_replayed": totals.replayed_tokens,
-        "tokens_generated": learner.tokens_generated,
+        "tokens_generated": run.tokens_generated,
         "trajectories_trained": totals.trained_trajectories,
         "trajectories_by_outcome": intake.counts.trajectories,
         "tokens_by_outcome": intake.counts.tokens,
@@ -177,24 +180,24 @@ def write_result(learner: Learner) -> None:
         "update_seconds": totals.update_seconds,
         "publish_seconds": totals.publish_seconds,
     }
-    write_whole(learner.run_dir / RESULT, json.dumps(result, indent=1))
+    write_whole(trainer.run_dir / RESULT, json.dumps(result, indent=1))
 
 
 class _Progress:
     """The learner's progress for its heartbeat."""
 
     # Invariant: the link's thread calls this while the main thread trains; it only reads.
-    learner: Learner | None = None
+    run: TrainingRun | None = None
 
     def __call__(self) -> Progress:
-        if self.learner is None:
+        if self.run is None:
             return Progress()
-        exchange, writes = self.learner.exchange, self.learner.writes
+        trainer, session, writes = self.run.trainer, self.run.session, self.run.checkpoints.writes
         return Progress(
             # Invariant: the patience is read first. Where a write has just ended, its end is then counted below.
             patience_s=writes.patience_s,
-            progress=self.learner.step + exchange.intake.deliveries + writes.writes,
-            busy=not exchange.waiting,
-            policy_version=self.learner.publisher.announced,
-            gauges=exchange.gauges(),
+            progress=trainer.step + session.intake.deliveries + writes.writes,
+            busy=not session.waiting,
+            policy_version=trainer.publisher.announced,
+            gauges=session.gauges(),
         )

@@ -211,7 +211,7 @@ class Publisher:
         self.check()
 
     def check(self) -> None:
-        """Raise the error that ended the thread of the newest version, if one did."""
+        """Re-raise an error from the publishing thread."""
         if self._underway is not None and self._underway.announced.done():
             self._underway.announced.result(0)
 

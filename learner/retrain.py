@@ -40,6 +40,7 @@ class RecordedBatches:
     """`learner.trainer.Batches` that returns the recorded batches and sends nothing."""
 
     in_step = awaits_versions = False
+    version_before = 0
 
     def __init__(self, config: LearnerConfig, decode: AnswerText | None = None) -> None:
         self._decode = decode

@@ -4,25 +4,26 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from learner import run_files
 from learner.checkpoint_files import latest_name
 from learner.errors import NothingToLearn, Stopped
-from learner.evaluations import evaluations_due, is_due
-from learner.intake.evaluation import measure
+from learner.evaluations import Evaluations, evaluations_due, full_name, is_due
 from learner.intake.session import TIME_LIMIT, BrokerSession
 from learner.intake.signal_watch import SOLVED
-from learner.metrics import rollout_metrics
-from learner.publisher import Publisher
 from learner.run_files import CHECKPOINTS, Start
 from learner.trainer import Totals, Trainer
 from protocol.files import write_whole
 from protocol.messages.fields import MAX_PATIENCE_S
-from protocol.version_line import VersionLine
 
+log = logging.getLogger(__name__)
+
+AFTER = "after"
+"""Tag of the evaluation at the end."""
+REPLAY_FILE = "replay.msgpack"
+OPEN_FILE = "open.msgpack"
 SLOWEST_BYTES_PER_S = 50e6
 """Rate of a disk that is expected before any write was measured, for example one that is reached over a network."""
 SLOWER = 4.0
@@ -72,28 +73,184 @@ class WritePatience:
             self.patience_s = 0.0
 
 
-log = logging.getLogger(__name__)
+class Checkpoints:
+    """Checkpoints and models that a run writes, and how it goes on from the newest checkpoint.
 
-AFTER = "after"
-"""Tag of the evaluation at the end."""
-REPLAY_FILE = "replay.msgpack"
-OPEN_FILE = "open.msgpack"
+    A checkpoint is one consistent cut: weights, optimizer, random generators, curriculum, committed units, replay table
+    and totals. See docs/understand/exactly-once.md.
+
+    Args:
+        trainer: the position of training, which `restore` sets.
+        session: what is committed, and the tasks under way.
+        evaluations: their records are part of a checkpoint, and decide which model is the best.
+    """
+
+    def __init__(self, trainer: Trainer, session: BrokerSession, evaluations: Evaluations) -> None:
+        self._trainer, self._session, self._evaluations = trainer, session, evaluations
+        self.writes = WritePatience()
+        self._started = time.monotonic()
+        self._seconds_before = 0.0
+        """Wall time, in seconds, of earlier learner processes of this run."""
+        self._saved = (-1, -1)
+        """Step and number of evaluations in the newest checkpoint."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder of checkpoints."""
+        return self._trainer.run_dir / CHECKPOINTS
+
+    @property
+    def wall_seconds(self) -> float:
+        """Wall time of the run so far, in seconds."""
+        return self._seconds_before + time.monotonic() - self._started
+
+    def save(self) -> None:
+        """Write a checkpoint, and tell the broker that it covers the units committed so far."""
+        trainer, session = self._trainer, self._session
+        session.checkpoint_wanted = ""
+        # Commit first, so that a checkpoint never knows of a unit that was not committed.
+        session.flush(step=trainer.step)
+        state = {
+            "step": trainer.step,
+            "version": trainer.version,
+            "skipped_in_a_row": trainer.skipped_in_a_row,
+            "unpublished": trainer.unpublished,
+            "curriculum": session.curriculum.state(),
+            "inlet": session.intake.state(),
+            "totals": asdict(trainer.totals),
+            "evaluations": self._evaluations.records,
+            "wall_seconds": self.wall_seconds,
+        }
+        with self.writes.writing(self._written_bytes):
+            trainer.engine.save(self.folder, state, also=self.save_beside)
+        self.remove_models()
+        session.checkpointed(step=trainer.step)
+        self._saved = self._now
+        log.info("checkpoint at step %d", trainer.step)
+
+    def save_if_wanted(self) -> None:
+        """Write a checkpoint if the broker wants one because its journal is filling."""
+        if self._session.checkpoint_wanted:
+            log.info("checkpoint out of turn: %s", self._session.checkpoint_wanted)
+            self.save()
+
+    def save_if_behind(self) -> None:
+        """Write a checkpoint unless the newest one has the last step and the last evaluation."""
+        if self._saved != self._now:
+            self.save()
+
+    def save_beside(self, folder: Path) -> None:
+        """Write the replay table and the open trajectories into a checkpoint's folder."""
+        if self._trainer.replay is not None:
+            self._trainer.replay.save(folder / REPLAY_FILE)
+        write_whole(folder / OPEN_FILE, self._session.intake.open.encode())
+
+    @property
+    def _now(self) -> tuple[int, int]:
+        return self._trainer.step, len(self._evaluations.records)
+
+    @property
+    def _written_bytes(self) -> int:
+        """Bytes of a checkpoint or a model, at most."""
+        return WRITTEN_BYTES * self._trainer.engine.parameters.whole
+
+    # --- models ---
+
+    def write_model(self, folder: Path) -> None:
+        """Write the present model to a folder, which is there as a whole or not at all."""
+        with self.writes.writing(self._written_bytes):
+            run_files.write_model(folder, self._trainer.engine.save_pretrained)
+
+    def write_last_model(self) -> None:
+        """Write the model after the last step."""
+        with self.writes.writing(self._written_bytes):
+            self._trainer.engine.save_pretrained(self._trainer.run_dir / "model")
+
+    def keep_if_best(self) -> None:
+        """Write the present model if its evaluation, the newest, is better than those of all models that are kept.
+
+        The one before stays until a checkpoint knows of the evaluation, so that a crash in between loses neither.
+        """
+        trainer, evaluations = self._trainer, self._evaluations
+        if not run_files.newest_is_best(trainer.run_dir, evaluations.records, evaluations.first_set):
+            return
+        folder = run_files.best_model(trainer.run_dir, trainer.step)
+        self.write_model(folder)
+        log.info("the best model so far is %s", folder)
+        if not trainer.config.checkpoint_every:
+            self.remove_models()
+
+    def remove_models(self) -> None:
+        """Delete models of steps that this process does again, and models that are no longer the best."""
+        trainer, evaluations = self._trainer, self._evaluations
+        kept = run_files.with_model(trainer.run_dir, evaluations.records)
+        best = run_files.best_of(kept, evaluations.first_set)
+        run_files.remove_others(
+            trainer.run_dir, best=None if best is None else int(best["step"]), newest=trainer.step
+        )
+
+    # --- going on ---
+
+    def restore(self) -> None:
+        """Load the newest checkpoint and publish its weights.
+
+        If this process began a new lineage, it also puts the checkpoint's unfinished tasks again.
+        """
+        trainer, intake, curriculum = self._trainer, self._session.intake, self._session.curriculum
+        state = trainer.engine.load(self.folder)
+        folder = self.folder / latest_name(self.folder)
+        if trainer.replay is not None:
+            trainer.replay.load(folder / REPLAY_FILE)
+        trainer.step, trainer.version = state["step"], state["version"]
+        trainer.skipped_in_a_row, trainer.unpublished = state["skipped_in_a_row"], state.get("unpublished", 0)
+        trainer.totals, self._evaluations.records = Totals(**state["totals"]), state["evaluations"]
+        self._seconds_before = state["wall_seconds"]
+        intake.restore(state["inlet"])
+        self._saved = self._now
+        self.rewind()
+        trainer.take_over(always=True)
+        # In lockstep no token may be sampled by weights from before the restart.
+        tasks = curriculum.restore(state["curriculum"], trainer.version if self._session.lockstep else 0)
+        if curriculum.lineage == state["curriculum"]["lineage"]:
+            intake.open.restore((folder / OPEN_FILE).read_bytes())
+        else:
+            # The broker cancels the tasks of the other lineage; these have new names.
+            self._session.put_tasks(tasks)
+        log.info("resumed at step %d, version %d, epoch %d", trainer.step, trainer.version, curriculum.epoch)
+
+    def rewind(self) -> None:
+        """Delete the metrics, samples and models of steps and evaluations that this process does again."""
+        trainer = self._trainer
+        trainer.report.rewind(trainer.step)
+        self.remove_models()
+        if trainer.samples is not None:
+            records = self._evaluations.records
+            evaluated = {f"{e.get('set', '')} {e['tag']}".strip() for e in records}
+            trainer.samples.rewind(trainer.step, evaluated)
 
 
-@dataclass
-class Learner(Trainer):
-    """A whole run, from its start or a checkpoint to its last evaluation; `learner.main` wires it."""
+class TrainingRun:
+    """A whole run, from its start or a checkpoint to its last evaluation; `learner.main` wires it.
 
-    exchange: BrokerSession
-    publisher: Publisher
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    started: float = field(default_factory=time.monotonic)
-    seconds_before: float = 0.0
-    """Wall time, in seconds, of earlier learner processes of this run."""
-    ended_by: str = "all steps done"
-    writes: WritePatience = field(default_factory=WritePatience)
-    saved: tuple[int, int] = (-1, -1)
-    """Step and number of evaluations in the newest checkpoint."""
+    Args:
+        trainer: does the learner steps, with batches of the session.
+        session: connection to the broker.
+    """
+
+    def __init__(self, trainer: Trainer, session: BrokerSession) -> None:
+        self.trainer, self.session = trainer, session
+        self.evaluations = Evaluations(trainer.config, session, trainer.report, trainer.samples)
+        self.checkpoints = Checkpoints(trainer, session, self.evaluations)
+        self.ended_by = "all steps done"
+
+    def start_from(self, start: Start) -> None:
+        """Continue from the newest checkpoint, or begin at step 0 with a version above all earlier ones."""
+        if start.restores:
+            self.checkpoints.restore()
+            return
+        if start.again:
+            self.checkpoints.rewind()
+        self.trainer.take_over(always=False)
 
     def train(self, *, continues: bool = False) -> None:
         """Train to the last step, or until the run is asked to end; then write a checkpoint and evaluate.
@@ -105,49 +262,48 @@ class Learner(Trainer):
             NoData: nothing arrived within the deadline.
             NothingToLearn: everything that arrives fails, or has equal returns.
         """
-        self.exchange.while_waiting = self.while_waiting
+        trainer, session = self.trainer, self.session
+        session.while_waiting = self.while_waiting
         try:
             if continues:
-                self.exchange.inherit()
+                session.inherit()
             self.evaluate_what_is_due()
-            while self.step < self.config.steps:
+            while trainer.step < trainer.config.steps:
                 self.learn()
                 self.evaluate_what_is_due()
         except NothingToLearn:
-            # No step reports them.
-            arrived = self.exchange.intake.take_recent()
-            self.report.write(self.step, rollout_metrics(arrived, []))
-            if self.samples is not None:
-                self.samples.untrained(self.step, self.version, arrived)
-            self.report.write_failures(self.step, self.exchange.intake.signal.failures)
+            trainer.report_untrained()
             raise
         except Stopped as reason:
             self.ended_by = str(reason)
-            log.info("training ends at step %d: %s", self.step, reason)
-        if self.saved != (self.step, len(self.evaluations)):
-            self.checkpoint()
+            log.info("training ends at step %d: %s", trainer.step, reason)
+        self.checkpoints.save_if_behind()
         if self.ended_by in ("all steps done", TIME_LIMIT) or self.ended_by.startswith(SOLVED):
-            for name in self.config.evaluation_sets:
+            for name in trainer.config.evaluation_sets:
                 self.evaluate(AFTER, name)
-        self.settle()
-        self.exchange.confirm_commits(step=self.step)
+        trainer.settle()
+        session.confirm_commits(step=trainer.step)
+
+    def learn(self) -> None:
+        """Do one learner step, then write what is due; both count as the time of the step."""
+        trainer, started = self.trainer, time.monotonic()
+        trainer.learn()
+        if is_due(trainer.config.export_every, trainer.step):
+            self.checkpoints.write_model(run_files.step_model(trainer.run_dir, trainer.step))
+        if is_due(trainer.config.checkpoint_every, trainer.step):
+            self.checkpoints.save()
+        self.checkpoints.save_if_wanted()
+        trainer.totals.step_seconds += time.monotonic() - started
 
     def while_waiting(self) -> None:
         """End with the error of a publication, if one failed; write a checkpoint if the broker asks for one."""
-        self.publisher.check()
-        self.checkpoint_if_wanted()
-
-    def after_step(self) -> None:
-        """Write a checkpoint and a model if they are due, or a checkpoint if the broker asks for one."""
-        if is_due(self.config.export_every, self.step):
-            self.write_model(run_files.step_model(self.run_dir, self.step))
-        if is_due(self.config.checkpoint_every, self.step):
-            self.checkpoint()
-        self.checkpoint_if_wanted()
+        self.trainer.publisher.check()
+        self.checkpoints.save_if_wanted()
 
     def evaluate_what_is_due(self) -> None:
         """Evaluate each set before the first step and every so many steps."""
-        for tag, name in evaluations_due(self.config, self.evaluations, self.step):
+        due = evaluations_due(self.trainer.config, self.evaluations.records, self.trainer.step)
+        for tag, name in due:
             self.evaluate(tag, name)
 
     def evaluate(self, tag: str, name: str = "") -> None:
@@ -157,81 +313,22 @@ class Learner(Trainer):
             tag: when in the run this is.
             name: name of the set; "" for the greedy one of `evaluation_tasks`.
         """
-        of, full = self.config.evaluation_sets.get(name), f"{name} {tag}".strip()
-        if of is None:
+        trainer = self.trainer
+        if name not in trainer.config.evaluation_sets:
             return
-        self.settle()
+        trainer.settle()
         try:
-            result, episodes = measure(self.exchange, f"{full} {self.step}", of, version=self.version)
+            self.evaluations.evaluate(tag, name, step=trainer.step, version=trainer.version)
         except Stopped as reason:
             if tag != AFTER:
                 raise
             self.ended_by = str(reason)
-            log.info("evaluation %s left out: %s", full, reason)
+            log.info("evaluation %s left out: %s", full_name(tag, name), reason)
             return
-        self.evaluations.append(
-            result.record(tag=tag, step=self.step, policy_version=self.version, name=name)
-        )
-        if self.samples is not None:
-            # Before the metrics: whoever reads of the evaluation there finds its samples.
-            written = self.samples.evaluation(self.step, self.version, full, episodes)
-            self.report.write_samples(self.step, [*written, *self.samples.of_last_step])
-        self.report.write(self.step, result.scalars(name))
-        log.info("evaluation %s: %s", full, result.sentence())
         # The model after the last step is always written, as `model`.
-        if tag != AFTER and self.config.keep_best and self.step and name == self.first_set:
-            self.keep_if_best()
-
-    @property
-    def first_set(self) -> str:
-        """Name of the evaluation set that decides which model is the best."""
-        return next(iter(self.config.evaluation_sets), "")
-
-    def keep_if_best(self) -> None:
-        """Write the present model if its evaluation, the newest, is better than those of all models that are kept.
-
-        The one before stays until a checkpoint knows of the evaluation, so that a crash in between loses neither.
-        """
-        if not run_files.newest_is_best(self.run_dir, self.evaluations, self.first_set):
-            return
-        self.write_model(run_files.best_model(self.run_dir, self.step))
-        log.info("the best model so far is %s", run_files.best_model(self.run_dir, self.step))
-        if not self.config.checkpoint_every:
-            self.remove_models()
-
-    def remove_models(self) -> None:
-        """Delete models of steps that this process does again, and models that are no longer the best."""
-        best = run_files.best_of(run_files.with_model(self.run_dir, self.evaluations), self.first_set)
-        run_files.remove_others(
-            self.run_dir, best=None if best is None else int(best["step"]), newest=self.step
-        )
-
-    def take_over(self, *, always: bool) -> None:
-        """Publish the present weights under a version above all that an earlier learner published.
-
-        The line of versions records that the new version continues the version of the checkpoint. That holds
-        even if the weights are some unpublished updates ahead of it.
-
-        Args:
-            always: whether to publish also where no higher number is needed.
-        """
-        published, continued = self.publisher.published, self.version
-        before = max(self.exchange.version_before, published.version)
-        # If a learner died before its first checkpoint, the published line is longer than that of our checkpoint.
-        if published.line:
-            self.exchange.intake.line = VersionLine(published.line)
-        if before > continued or self.unpublished:
-            self.version = max(before, continued) + 1
-            self.exchange.intake.line.fork(continued, self.version)
-        elif not always:
-            return
-        self.publish()
-        self.settle()
-
-    @property
-    def wall_seconds(self) -> float:
-        """Wall time of the run so far, in seconds."""
-        return self.seconds_before + time.monotonic() - self.started
+        best_counts = tag != AFTER and trainer.config.keep_best and trainer.step
+        if best_counts and name == self.evaluations.first_set:
+            self.checkpoints.keep_if_best()
 
     @property
     def tokens_generated(self) -> int:
@@ -239,102 +336,5 @@ class Learner(Trainer):
 
         The generators' count is some seconds old; the result is at least the number of arrived tokens.
         """
-        intake = self.exchange.intake
-        return max(intake.sampled_tokens, self.totals.trained_tokens + intake.counts.arrived_tokens)
-
-    def checkpoint(self) -> None:
-        """Write a consistent checkpoint: weights, optimizer, RNG, curriculum, committed units and totals.
-
-        See docs/understand/exactly-once.md.
-        """
-        self.exchange.checkpoint_wanted = ""
-        # Commit first, so that a checkpoint never knows of a unit that was not committed.
-        self.exchange.flush(step=self.step)
-        state = {
-            "step": self.step,
-            "version": self.version,
-            "skipped_in_a_row": self.skipped_in_a_row,
-            "unpublished": self.unpublished,
-            "curriculum": self.exchange.curriculum.state(),
-            "inlet": self.exchange.intake.state(),
-            "totals": asdict(self.totals),
-            "evaluations": self.evaluations,
-            "wall_seconds": self.wall_seconds,
-        }
-        with self.writes.writing(self.written_bytes):
-            self.engine.save(self.checkpoints, state, also=self.save_beside)
-        self.remove_models()
-        self.exchange.checkpointed(step=self.step)
-        self.saved = (self.step, len(self.evaluations))
-        log.info("checkpoint at step %d", self.step)
-
-    @property
-    def written_bytes(self) -> int:
-        """Bytes of a checkpoint or a model, at most."""
-        return WRITTEN_BYTES * self.engine.parameters.whole
-
-    def write_model(self, folder: Path) -> None:
-        """Write the present model to a folder."""
-        with self.writes.writing(self.written_bytes):
-            run_files.write_model(folder, self.engine.save_pretrained)
-
-    def checkpoint_if_wanted(self) -> None:
-        """Write a checkpoint if the broker wants one because its journal is filling."""
-        if self.exchange.checkpoint_wanted:
-            log.info("checkpoint out of turn: %s", self.exchange.checkpoint_wanted)
-            self.checkpoint()
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoints."""
-        return self.run_dir / CHECKPOINTS
-
-    def save_beside(self, folder: Path) -> None:
-        """Write the replay table and the open trajectories into a checkpoint's folder."""
-        if self.replay is not None:
-            self.replay.save(folder / REPLAY_FILE)
-        write_whole(folder / OPEN_FILE, self.exchange.intake.open.encode())
-
-    def start_from(self, start: Start) -> None:
-        """Continue from the newest checkpoint, or begin at step 0 with a version above all earlier ones."""
-        if start.restores:
-            self.restore()
-            return
-        if start.again:
-            self.rewind()
-        self.take_over(always=False)
-
-    def rewind(self) -> None:
-        """Delete the metrics, samples and models of steps and evaluations that this process does again."""
-        self.report.rewind(self.step)
-        self.remove_models()
-        if self.samples is not None:
-            evaluated = {f"{e.get('set', '')} {e['tag']}".strip() for e in self.evaluations}
-            self.samples.rewind(self.step, evaluated)
-
-    def restore(self) -> None:
-        """Load the newest checkpoint and publish its weights.
-
-        If this process began a new lineage, it also puts the checkpoint's unfinished tasks again.
-        """
-        state = self.engine.load(self.checkpoints)
-        folder = self.checkpoints / latest_name(self.checkpoints)
-        if self.replay is not None:
-            self.replay.load(folder / REPLAY_FILE)
-        intake, curriculum = self.exchange.intake, self.exchange.curriculum
-        self.step, self.version = state["step"], state["version"]
-        self.skipped_in_a_row, self.unpublished = state["skipped_in_a_row"], state.get("unpublished", 0)
-        self.totals, self.evaluations = Totals(**state["totals"]), state["evaluations"]
-        self.seconds_before = state["wall_seconds"]
-        intake.restore(state["inlet"])
-        self.saved = (self.step, len(self.evaluations))
-        self.rewind()
-        self.take_over(always=True)
-        # In lockstep no token may be sampled by weights from before the restart.
-        tasks = curriculum.restore(state["curriculum"], self.version if self.exchange.lockstep else 0)
-        if curriculum.lineage == state["curriculum"]["lineage"]:
-            intake.open.restore((folder / OPEN_FILE).read_bytes())
-        else:
-            # The broker cancels the tasks of the other lineage; these have new names.
-            self.exchange.put_tasks(tasks)
-        log.info("resumed at step %d, version %d, epoch %d", self.step, self.version, curriculum.epoch)
+        intake = self.session.intake
+        return max(intake.sampled_tokens, self.trainer.totals.trained_tokens + intake.counts.arrived_tokens)

@@ -28,6 +28,9 @@ from learner.update.report import UpdateReport, missing_routes
 from learner.weight_copy import OutgoingWeights
 from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN, TOKEN_ARRAYS
 from protocol.messages.peers import PublishWeights
+from protocol.version_line import VersionLine
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -64,6 +67,8 @@ class Batches(Protocol):
     def in_step(self) -> bool: ...
     @property
     def awaits_versions(self) -> bool: ...
+    @property
+    def version_before(self) -> int: ...
     def collect(self, *, step: int, version: int) -> list[Unit]: ...
     def commit(
         self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0
@@ -95,9 +100,6 @@ class Versions(Protocol):
     def check(self) -> None: ...
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass
 class Trainer:
     """The parts that a learner step needs, and the position of training."""
@@ -105,7 +107,7 @@ class Trainer:
     config: LearnerConfig
     run_dir: Path
     engine: TrainingEngine
-    exchange: Batches
+    batches: Batches
     publisher: Versions
     report: Report
     replay: ReplayTable[Any] | None = None
@@ -128,7 +130,7 @@ class Trainer:
         """Do one learner step."""
         started = time.monotonic()
         updated = self.version
-        units = self.exchange.collect(step=self.step, version=updated)
+        units = self.batches.collect(step=self.step, version=updated)
         waited = time.monotonic() - started
         trajectories = self.batch(units)
         with self.gpu.alone():
@@ -136,23 +138,18 @@ class Trainer:
         self.step += 1
         if report.applied:
             self.applied(report, units)
-        elif self.exchange.in_step:
+        elif self.batches.in_step:
             # Publish the same weights, because trajectories wait for a version at the end of their windows.
             self.next_version()
         if report.nonfinite:
             self.skipped(trajectories)
         else:
             self.skipped_in_a_row = 0
-        self.exchange.commit(units, step=self.step, version=updated, replayed_tokens=report.replayed_tokens)
+        self.batches.commit(units, step=self.step, version=updated, replayed_tokens=report.replayed_tokens)
         if self.step < self.config.steps:
-            self.exchange.refill(step=self.step, version=self.version)
-        self.exchange.intake.check()
+            self.batches.refill(step=self.step, version=self.version)
+        self.batches.intake.check()
         self.record(report, trajectories, updated, waited, time.monotonic() - started)
-        self.after_step()
-        self.totals.step_seconds += time.monotonic() - started
-
-    def after_step(self) -> None:
-        """Hook for work after a step; its time counts as part of the step."""
 
     def batch(self, units: Sequence[Unit]) -> list[Trajectory]:
         """Return the trajectories to train on: those of the units, and replayed ones."""
@@ -171,7 +168,7 @@ class Trainer:
             version=self.version,
             rng=rng,
             weight=weight,
-            compose=lambda members: self.exchange.intake.composed(self.config.reward, members),
+            compose=lambda members: self.batches.intake.composed(self.config.reward, members),
         )
 
     def applied(self, report: UpdateReport, units: Sequence[Unit]) -> None:
@@ -193,13 +190,35 @@ class Trainer:
         self.publisher.publish(
             self.version,
             self.engine.weights(),
-            announce=self.exchange.announce,
-            line=self.exchange.intake.line.forks,
+            announce=self.batches.announce,
+            line=self.batches.intake.line.forks,
         )
         self.unpublished = 0
         self.totals.publish_seconds += self.publisher.stood_s
-        if self.exchange.awaits_versions:
+        if self.batches.awaits_versions:
             self.settle()
+
+    def take_over(self, *, always: bool) -> None:
+        """Publish the present weights under a version above all that an earlier learner published.
+
+        The line of versions records that the new version continues the version of the checkpoint. That holds
+        even if the weights are some unpublished updates ahead of it.
+
+        Args:
+            always: whether to publish also where no higher number is needed.
+        """
+        published, continued = self.publisher.published, self.version
+        before = max(self.batches.version_before, published.version)
+        # If a learner died before its first checkpoint, the published line is longer than that of our checkpoint.
+        if published.line:
+            self.batches.intake.line = VersionLine(published.line)
+        if before > continued or self.unpublished:
+            self.version = max(before, continued) + 1
+            self.batches.intake.line.fork(continued, self.version)
+        elif not always:
+            return
+        self.publish()
+        self.settle()
 
     def settle(self) -> None:
         """Wait until the newest version is announced; the learner stands meanwhile."""
@@ -240,7 +259,7 @@ class Trainer:
             waited: seconds spent waiting for the batch.
             wall: seconds of the whole step.
         """
-        intake = self.exchange.intake
+        intake = self.batches.intake
         self.totals.wait_seconds += waited
         self.totals.update_seconds += report.metrics["learner/step_seconds"]
         arrived = intake.take_recent()
@@ -274,6 +293,14 @@ class Trainer:
         if self.samples is not None:
             self.samples.step(self.step, updated, trained, arrived, report.advantages)
 
+    def report_untrained(self) -> None:
+        """Report the trajectories of a run in which there is nothing to learn, because no step reports them."""
+        arrived = self.batches.intake.take_recent()
+        self.report.write(self.step, rollout_metrics(arrived, []))
+        if self.samples is not None:
+            self.samples.untrained(self.step, self.version, arrived)
+        self.report.write_failures(self.step, self.batches.intake.signal.failures)
+
     def note_unknown_weights(self, arrived: Sequence[Trajectory]) -> None:
         """Tell after the first step which named rewards and marks have not occurred, perhaps misspelt."""
         if self.names_checked or not any(t.rewards for t in arrived):
@@ -300,7 +327,7 @@ class Trainer:
 
     def family_metrics(self, trained: Sequence[Trajectory], updated: int) -> dict[str, float]:
         """Return metrics of the families, and of their tokens that are too old; empty without families."""
-        families = self.exchange.intake.families
+        families = self.batches.intake.families
         if families is None:
             return {}
         return families.metrics(trained, version=updated, max_policy_lag=self.config.lag_bound)

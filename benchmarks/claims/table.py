@@ -110,17 +110,17 @@ def repeated_steps(t: Trajectory) -> int:
 def measure(system: System, config: RunConfig, arm: str, seed: int, budget: Budget) -> Cell:
     """Train an arm until its batches have used up the budget."""
     started = time.monotonic()
-    with learning(system, config, seed, session_class=PointSession) as (learner, exchange):
-        while not exchange.points or getattr(exchange.points[-1], budget.unit) < budget.amount:
-            learner.learn()
-    exact = lag_is_exact(exchange.lags_by_step, config.learner.forced_lag, learner.step)
-    shutil.rmtree(learner.run_dir)
+    with learning(system, config, seed, session_class=PointSession) as (run, session):
+        while not session.points or getattr(session.points[-1], budget.unit) < budget.amount:
+            run.learn()
+    exact = lag_is_exact(session.lags_by_step, config.learner.forced_lag, run.trainer.step)
+    shutil.rmtree(run.trainer.run_dir)
     return Cell(
         arm=arm,
         seed=seed,
         settings=settings_of(config, budget),
-        curve=exchange.points,
-        rewards=exchange.rewards,
+        curve=session.points,
+        rewards=session.rewards,
         exact=exact,
         seconds=time.monotonic() - started,
         unit=budget.unit,

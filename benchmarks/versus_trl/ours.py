@@ -20,14 +20,15 @@ from learner.intake.session import BrokerSession
 from learner.metrics import Report
 from learner.process import join
 from learner.publisher import Publisher
-from learner.run import Learner
+from learner.run import TrainingRun
 from learner.run_files import next_epoch
+from learner.trainer import Trainer
 from learner.update.engine import TrainingEngine
 from protocol.session import Progress
 
 
-class TimedLearner(Learner):
-    """A learner that notes when each step ended and when each trajectory's reward was known."""
+class TimedTrainer(Trainer):
+    """A trainer that notes when each step ended and when each trajectory's reward was known."""
 
     began: float | None = None
 
@@ -37,7 +38,7 @@ class TimedLearner(Learner):
         self.ends: list[tuple[float, int]] = []
         self.rewards: list[tuple[float, float]] = []
         self.before = self.totals.wait_seconds, self.totals.update_seconds, self.totals.publish_seconds
-        self.exchange.intake.take_recent()
+        self.batches.intake.take_recent()
 
     @property
     def clock(self) -> float:
@@ -45,13 +46,13 @@ class TimedLearner(Learner):
         return time.monotonic() - self.began
 
     def record(self, report: Any, *args: Any) -> None:
-        """Note the step for the comparison, then record it as every learner does.
+        """Note the step for the comparison, then record it as every trainer does.
 
         A trajectory's reward gets the time at which its step ends, as on TRL's side.
         """
         now = self.clock
         self.ends.append((now, int(report.metrics["learner/trained_tokens"])))
-        arrived = [t for t in self.exchange.intake.recent if t.status != "failed"]
+        arrived = [t for t in self.batches.intake.recent if t.status != "failed"]
         self.rewards += [(now, t.return_) for t in arrived]
         super().record(report, *args)
 
@@ -68,24 +69,25 @@ def train(system: System, config: RunConfig, spec: Spec, started: float) -> Run:
     publisher = Publisher(system.folder.name, system.folder, epoch=epoch, keep=settings.keep_versions)
     deadline = float("inf")
     try:
-        exchange = BrokerSession(
+        session = BrokerSession(
             link,
             SampledCurriculum(config.env.name, settings, epoch, next_index=config.run.seed * 1_000_000),
             settings,
             lockstep=config.run.mode == "sync",
             stop_reason=lambda: system.stop_reason(deadline),
         )
-        learner = TimedLearner(
-            settings, system.folder, engine, exchange, publisher, report, seed=config.run.seed
+        trainer = TimedTrainer(
+            settings, system.folder, engine, session, publisher, report, seed=config.run.seed
         )
-        learner.take_over(always=True)
-        learner.evaluate("before")
+        run = TrainingRun(trainer, session)
+        trainer.take_over(always=True)
+        run.evaluate("before")
         startup = time.monotonic() - started
-        learner.begin()
+        trainer.begin()
         deadline = time.monotonic() + spec.seconds
         try:
-            while learner.step < spec.steps:
-                learner.learn()
+            while trainer.step < spec.steps:
+                run.learn()
         except Stopped:
             pass
     finally:
@@ -93,27 +95,27 @@ def train(system: System, config: RunConfig, spec: Spec, started: float) -> Run:
         report.close()
         publisher.close()
         engine.release()
-    return outcome(learner, startup)
+    return outcome(trainer, run.evaluations.records, startup)
 
 
-def outcome(learner: TimedLearner, startup: float) -> Run:
-    """Return the result of a run from the learner's notes and metrics."""
-    lines = (learner.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+def outcome(trainer: TimedTrainer, evaluations: list[dict[str, Any]], startup: float) -> Run:
+    """Return the result of a run from the trainer's notes and metrics."""
+    lines = (trainer.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     reported = [line for line in map(json.loads, lines) if "learner/step_seconds" in line]
 
     def mean(name: str) -> float:
         values = [line[name] for line in reported if name in line]
         return float(sum(values) / max(1, len(values)))
 
-    steps = max(1, len(learner.ends))
-    totals = learner.totals
+    steps = max(1, len(trainer.ends))
+    totals = trainer.totals
     now = totals.wait_seconds, totals.update_seconds, totals.publish_seconds
-    waited, updated, published = ((b - a) / steps for a, b in zip(learner.before, now, strict=True))
+    waited, updated, published = ((b - a) / steps for a, b in zip(trainer.before, now, strict=True))
     lags = {int(lag): count for lag, count in totals.lag_counts.items()}
     return Run(
         startup=startup,
-        steps=learner.ends,
-        rewards=learner.rewards,
+        steps=trainer.ends,
+        rewards=trainer.rewards,
         phases={
             "waiting for the batch": waited,
             "update": updated,
@@ -125,7 +127,7 @@ def outcome(learner: TimedLearner, startup: float) -> Run:
             "lag_max": max(lags, default=0),
             "idle_learner": mean("learner/idle_share"),
             "idle_generator": mean("generator/idle_share"),
-            "start": learner.evaluations[0]["return_mean"] if learner.evaluations else None,
+            "start": evaluations[0]["return_mean"] if evaluations else None,
         },
     )
 

@@ -170,12 +170,12 @@ class EvaluationResult:
 
 
 def measure(
-    exchange: Evaluator, tag: str, of: EvaluationConfig, *, version: int
+    session: Evaluator, tag: str, of: EvaluationConfig, *, version: int
 ) -> tuple[EvaluationResult, list[Trajectory | None]]:
     """Run an evaluation. Return its result and its episodes. If too many answers never ran, it is repeated once.
 
     Args:
-        exchange: runs the episodes.
+        session: runs the episodes.
         tag: name of the evaluation, unique in the process.
         of: the set.
         version: policy version that samples, or a later one.
@@ -184,11 +184,11 @@ def measure(
         NoData: nothing arrived within the deadline.
         Stopped: the run was asked to end.
     """
-    episodes = exchange.evaluate(tag, of, version=version)
+    episodes = session.evaluate(tag, of, version=version)
     result = result_of(episodes, of)
     if result.missing:
         log.warning("evaluation %s is repeated: %s", tag, result.sentence())
-        episodes = exchange.evaluate(f"{tag} again", of, version=version)
+        episodes = session.evaluate(f"{tag} again", of, version=version)
         result = result_of(episodes, of)
     return result, episodes
 

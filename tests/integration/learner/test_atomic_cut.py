@@ -15,9 +15,10 @@ from learner.intake.session import BrokerSession
 from learner.metrics import Report
 from learner.replay.table import make_table
 from learner.retrain import Unpublished
-from learner.run import Learner
+from learner.run import TrainingRun
 from learner.run_files import start
 from learner.settings.learner import LearnerConfig, ReplayConfig
+from learner.trainer import Trainer
 from learner.trajectory import Trajectory, Unit
 from learner.update import checkpoint
 from learner.update.adaptive import AdaptiveState
@@ -90,7 +91,7 @@ class Engine:
 
 
 class Rehearsed(BrokerSession):
-    """An exchange that treats the oldest groups of the curriculum as delivered."""
+    """A session that treats the oldest groups of the curriculum as delivered."""
 
     version_before = 0
 
@@ -108,32 +109,33 @@ def members(name) -> list[Trajectory]:
     return [make_trajectory(f"{name}.{i}.0", group=name, reward=float(i)) for i in range(2)]
 
 
-def learner(folder: Path, *, resume: bool, lockstep: bool = False) -> Learner:
+def learner(folder: Path, *, resume: bool, lockstep: bool = False) -> TrainingRun:
     begin = start(folder, resume=resume, lockstep=lockstep)
     curriculum = Curriculum("e", CONFIG, begin.epoch, lineage=begin.lineage)
-    exchange = Rehearsed(
+    session = Rehearsed(
         Link(), curriculum, CONFIG, lockstep=lockstep, stop_reason=lambda: "", step=begin.step
     )
-    it = Learner(
-        CONFIG, folder, Engine(), exchange, Unpublished(), Report(folder), replay=make_table(CONFIG.replay)
+    trainer = Trainer(
+        CONFIG, folder, Engine(), session, Unpublished(), Report(folder), replay=make_table(CONFIG.replay)
     )
+    it = TrainingRun(trainer, session)
     it.start_from(begin)
     if begin.continues:
         curriculum.adopt([task.task_id for tasks in curriculum.outstanding.values() for task in tasks])
     return it
 
 
-def picture(it: Learner):
+def picture(it: TrainingRun):
     """Return all parts of a checkpoint's state; each shows by itself how many steps it covers."""
-    intake = it.exchange.intake
+    intake = it.session.intake
     return {
-        "step": it.step,
-        "weights": it.engine.updates,
+        "step": it.trainer.step,
+        "weights": it.trainer.engine.updates,
         "committed": len(intake.commits.committed) // 2,
         "tokens": intake.trained_tokens,
-        "trained": it.totals.trained_trajectories,
-        "cursor": it.exchange.curriculum.next_index,
-        "replay": it.replay.inserted,
+        "trained": it.trainer.totals.trained_trajectories,
+        "cursor": it.session.curriculum.next_index,
+        "replay": it.trainer.replay.inserted,
     }
 
 
@@ -170,7 +172,7 @@ def test_killed_before_any_change_to_a_file_it_goes_on_from_a_whole_checkpoint(t
     for _ in range(3):
         first.learn()
     before = picture(first)
-    first.report.close()
+    first.trainer.report.close()
     assert before["step"] == before["weights"] == before["committed"] == 3
     seen, count = [], 0
     while killed_at(count, lambda: two_steps(tmp_path)):
@@ -187,8 +189,8 @@ def test_killed_before_any_change_to_a_file_it_goes_on_from_a_whole_checkpoint(t
             "cursor": 2 * steps + 2,
             "replay": 2 * steps,
         }
-        again.exchange.intake.check()
-        again.report.close()
+        again.session.intake.check()
+        again.trainer.report.close()
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == list(range(1, steps + 1))
         seen.append(steps)
@@ -202,7 +204,7 @@ def two_steps(folder):
     it = learner(folder, resume=True)
     it.learn()
     it.learn()
-    it.report.close()
+    it.trainer.report.close()
 
 
 def test_killed_at_any_byte_of_what_it_writes_the_one_before_is_in_force(tmp_path):
@@ -245,10 +247,10 @@ def test_all_of_it_is_on_disk_before_the_pointer_moves(tmp_path, monkeypatch):
 def test_in_lockstep_what_was_under_way_is_put_under_new_names_for_the_weights_of_the_restart(tmp_path):
     first = learner(tmp_path, resume=False, lockstep=True)
     first.learn()
-    first.report.close()
+    first.trainer.report.close()
     again = learner(tmp_path, resume=True, lockstep=True)
-    again.report.close()
-    (message,) = [m for m in again.exchange._link.sent if isinstance(m, PutTasks)]
+    again.trainer.report.close()
+    (message,) = [m for m in again.session._link.sent if isinstance(m, PutTasks)]
     assert [task.task_id for task in message.tasks] == ["2g2.0", "2g2.1", "2g3.0", "2g3.1"]
-    assert {task.min_policy_version for task in message.tasks} == {again.version}
+    assert {task.min_policy_version for task in message.tasks} == {again.trainer.version}
     assert [task.data["index"] for task in message.tasks] == [2, 2, 3, 3]

@@ -20,9 +20,10 @@ from learner.metrics import Report
 from learner.process import DELIVERY_UNITS
 from learner.replay.table import replay_table
 from learner.retrain import Unpublished, retrain
-from learner.run import Learner
+from learner.run import TrainingRun
 from learner.run_files import start
 from learner.settings.learner import LearnerConfig
+from learner.trainer import Trainer
 from learner.update.engine import TrainingEngine
 from protocol import names
 from protocol.codec import MINOR, decode, encode_arrays, encode_delivery
@@ -239,30 +240,31 @@ def learn(system, folder, config, model, *, resume=False, kill_at=None):
     engine = TrainingEngine(config, model=model, total_steps=config.steps, seed=SEED)
     system.join(begin)
     curriculum = Curriculum("e", config, begin.epoch, lineage=begin.lineage)
-    exchange = BrokerSession(
+    session = BrokerSession(
         system, curriculum, config, lockstep=False, stop_reason=lambda: "", step=begin.step
     )
-    it = Learner(
+    trainer = Trainer(
         config,
         folder,
         engine,
-        exchange,
+        session,
         Unpublished(),
         Report(folder),
         replay=replay_table(config),
         seed=SEED,
     )
+    it = TrainingRun(trainer, session)
     if config.family is not None:
-        exchange.intake.families = WaitingFamilies(config.family, curriculum, str, SEED)
+        session.intake.families = WaitingFamilies(config.family, curriculum, str, SEED)
     if kill_at:
-        commit = exchange.commit
+        commit = session.commit
 
         def until(groups, *, step, **more):
             commit(groups, step=step, **more)
             if groups and step == kill_at:
                 raise Killed
 
-        exchange.commit = until
+        session.commit = until
     try:
         it.start_from(begin)
         it.train(continues=begin.continues)
@@ -270,7 +272,7 @@ def learn(system, folder, config, model, *, resume=False, kill_at=None):
     except Killed:
         pass
     finally:
-        it.report.close()
+        it.trainer.report.close()
         engine.close()
     return it
 
@@ -288,10 +290,10 @@ def run(request, tmp_path, model):
         if kill_at:
             it = learn(system, folder, config, model, resume=True)
         system.end()
-        assert it.step == config.steps
-        counts = it.exchange.intake.counts
+        assert it.trainer.step == config.steps
+        counts = it.session.intake.counts
         assert counts.total("stale") or counts.total("uniform")
-        assert request.param in ("windows", "hints") or it.totals.replayed_tokens
+        assert request.param in ("windows", "hints") or it.trainer.totals.replayed_tokens
         assert request.param != "hints" or (counts.total("unhinted") and counts.total("without_note"))
         return folder, config
 

@@ -129,12 +129,12 @@ def test_arms_with_families_differ_from_the_baseline_in_these_alone():
 @pytest.mark.parametrize(("name", "kind"), [("ghpo", "hint"), ("arpo-branch", "branch"), ("grpo-wide", None)])
 def test_a_learner_of_the_benchmark_has_the_families_of_its_arm(name, kind, tmp_path, monkeypatch):
     save_tokenizer(make_tokenizer(["abc"]), tmp_path / "model", max_length=64)
-    for part in ("TrainingEngine", "join", "Publisher", "Report", "Learner"):
+    for part in ("TrainingEngine", "join", "Publisher", "Report", "Trainer"):
         monkeypatch.setattr(real_system, part, MagicMock())
     config = configured(ARMS[name])
     system = real_system.System(config, tmp_path, str(tmp_path / "model"), [])
-    with real_system.learning(system, config, 3, session_class=PointSession) as (_, exchange):
-        families, tasks = exchange.intake.families, exchange.curriculum.refill(version=0, lockstep=True)
+    with real_system.learning(system, config, 3, session_class=PointSession) as (_, session):
+        families, tasks = session.intake.families, session.curriculum.refill(version=0, lockstep=True)
     assert kind == (None if families is None else families.config.kind)
     # One batch under way and one ahead, as the lag is forced, each of four tasks.
     assert len({task.group_id for task in tasks}) == 2 * 4

@@ -15,11 +15,12 @@ from learner.metrics import Report as RealReport
 from learner.metrics import return_histograms
 from learner.replay.table import make_table
 from learner.retrain import Unpublished
-from learner.run import REPLAY_FILE, Learner
+from learner.run import REPLAY_FILE, TrainingRun
 from learner.run_files import PublishedVersion, Start
 from learner.sample_log import SampleLog
 from learner.samples import read_samples
 from learner.settings.learner import LearnerConfig, ReplayConfig
+from learner.trainer import Trainer
 from learner.trajectory import Counts, Unit
 from learner.update.report import UpdateReport
 from learner.weight_copy import OutgoingWeights
@@ -45,8 +46,8 @@ class Intake:
         return {}
 
 
-class Exchange:
-    """An exchange that hands out one batch until the script says stop, and records the calls it gets."""
+class Session:
+    """An session that hands out one batch until the script says stop, and records the calls it gets."""
 
     def __init__(self, stop_at=None):
         self.intake, self.log, self.stop_at, self.replayed = Intake(), [], stop_at, []
@@ -148,63 +149,64 @@ def learner(tmp_path, outcomes, *, stop_at=None, **settings):
         "checkpoint_every": 0,
         **settings,
     }
-    exchange, engine = Exchange(stop_at), Engine(outcomes)
-    engine.log = exchange.log
-    return Learner(LearnerConfig(**values), tmp_path, engine, exchange, Unpublished(), Report())
+    session, engine = Session(stop_at), Engine(outcomes)
+    engine.log = session.log
+    trainer = Trainer(LearnerConfig(**values), tmp_path, engine, session, Unpublished(), Report())
+    return TrainingRun(trainer, session)
 
 
 def test_the_learner_asks_for_patience_while_it_writes(tmp_path, monkeypatch):
     it = learner(tmp_path, ["applied"], checkpoint_every=1, export_every=1)
     asked = []
     for name in ("save", "save_pretrained"):
-        write = getattr(it.engine, name)
+        write = getattr(it.trainer.engine, name)
 
         def watched(*arguments, write=write, **named):
-            asked.append(it.writes.patience_s)
+            asked.append(it.checkpoints.writes.patience_s)
             write(*arguments, **named)
 
-        monkeypatch.setattr(it.engine, name, watched)
+        monkeypatch.setattr(it.trainer.engine, name, watched)
     it.train()
     # 16 bytes for each of a million parameters at 50 MB/s: a model, a checkpoint, and the evaluation's at the end.
     assert asked[:2] == [pytest.approx(0.32)] * 2
-    assert it.writes.writes == len(asked)
-    assert it.writes.patience_s == 0.0
+    assert it.checkpoints.writes.writes == len(asked)
+    assert it.checkpoints.writes.patience_s == 0.0
 
 
 def test_each_applied_step_raises_the_version_and_is_committed(tmp_path):
     it = learner(tmp_path, ["applied"] * 3)
     it.train()
-    assert (it.step, it.version, it.ended_by) == (3, 3, "all steps done")
-    assert [entry[1] for entry in it.exchange.log if entry[0] == "announce"] == [1, 2, 3]
-    assert [entry[1] for entry in it.exchange.log if entry[0] == "commit"] == [1, 2, 3]
-    assert [entry[1:] for entry in it.exchange.log if entry[0] == "evaluate"] == [
+    assert (it.trainer.step, it.trainer.version, it.ended_by) == (3, 3, "all steps done")
+    assert [entry[1] for entry in it.session.log if entry[0] == "announce"] == [1, 2, 3]
+    assert [entry[1] for entry in it.session.log if entry[0] == "commit"] == [1, 2, 3]
+    assert [entry[1:] for entry in it.session.log if entry[0] == "evaluate"] == [
         ("before 0", 0),
         ("after 3", 3),
     ]
-    assert it.totals.lag_counts == {"0": 6, "1": 6}
-    first = it.evaluations[0]
+    assert it.trainer.totals.lag_counts == {"0": 6, "1": 6}
+    first = it.evaluations.records[0]
     assert (first["answered"], first["failed"], first["not_run"]) == (2, 0, 0)
 
 
 def test_generators_that_report_late_have_sampled_at_least_what_arrived(tmp_path):
     it = learner(tmp_path, ["applied"] * 2, evaluation_tasks=0)
     it.train()
-    it.exchange.intake.counts.note("uniform", 1, 5)
+    it.session.intake.counts.note("uniform", 1, 5)
     assert it.tokens_generated == 2 * 4 + 5
-    it.exchange.intake.sampled_tokens = 99
+    it.session.intake.sampled_tokens = 99
     assert it.tokens_generated == 99
 
 
 def test_weights_are_published_every_nth_step(tmp_path):
     it = learner(tmp_path, ["applied"] * 5, publish_every=2)
     it.train()
-    assert (it.step, it.version) == (5, 2)
+    assert (it.trainer.step, it.trainer.version) == (5, 2)
 
 
 def test_a_skipped_step_delays_a_publication_by_one_step(tmp_path):
     it = learner(tmp_path, ["applied", "nonfinite", "applied", "applied", "applied"], publish_every=2)
     it.train()
-    assert [entry for entry in it.exchange.log if entry[0] in ("announce", "commit")] == [
+    assert [entry for entry in it.session.log if entry[0] in ("announce", "commit")] == [
         *(("commit", 1), ("commit", 2)),
         *(("announce", 1), ("commit", 3)),
         ("commit", 4),
@@ -215,7 +217,7 @@ def test_a_skipped_step_delays_a_publication_by_one_step(tmp_path):
 def test_a_step_that_is_not_finite_publishes_nothing_and_saves_its_trajectories(tmp_path):
     it = learner(tmp_path, ["applied", "nonfinite", "applied"])
     it.train()
-    assert (it.step, it.version, it.totals.skipped_steps) == (3, 2, 1)
+    assert (it.trainer.step, it.trainer.version, it.trainer.totals.skipped_steps) == (3, 2, 1)
     saved = np.load(tmp_path / "nonfinite" / "step-000002.npz")
     assert saved["1.token_ids"].tolist() == make_trajectory("t").token_ids.tolist()
     assert len(json.loads((tmp_path / "nonfinite" / "step-000002.json").read_text())) == 2
@@ -225,14 +227,14 @@ def test_too_many_in_a_row_stop_the_run_and_the_text_says_where_to_look(tmp_path
     it = learner(tmp_path, ["nonfinite", "applied", "nonfinite", "nonfinite", "applied"])
     with pytest.raises(Diverged, match="2 steps in a row") as caught:
         it.train()
-    assert it.step == 4
+    assert it.trainer.step == 4
     assert str(tmp_path / "nonfinite") in str(caught.value)
 
 
 def test_a_batch_without_fresh_tokens_is_not_a_skipped_step(tmp_path):
     it = learner(tmp_path, ["stale", "stale", "stale"])
     it.train()
-    assert (it.version, it.totals.skipped_steps) == (0, 0)
+    assert (it.trainer.version, it.trainer.totals.skipped_steps) == (0, 0)
 
 
 @pytest.mark.parametrize(("reason", "evaluated"), [("time limit", True), ("SIGTERM", False)])
@@ -242,58 +244,62 @@ def test_a_stop_ends_with_a_checkpoint_and_an_evaluation_unless_one_is_in_a_hurr
     it = learner(tmp_path, ["applied"] * 5, stop_at=(2, reason))
     it.train()
     assert it.ended_by == reason
-    assert it.engine.saved[-1]["step"] == 2
-    assert (("evaluate", "after 2", 2) in it.exchange.log) is evaluated
+    assert it.trainer.engine.saved[-1]["step"] == 2
+    assert (("evaluate", "after 2", 2) in it.session.log) is evaluated
 
 
 def test_every_gauge_that_the_broker_passes_on_is_reported(tmp_path):
     it = learner(tmp_path, ["applied"], evaluation_tasks=0)
     it.train()
-    (_, scalars), *_ = it.report.lines
+    (_, scalars), *_ = it.trainer.report.lines
     assert scalars["broker/units_ready"] == 2.0
     assert scalars["env/number"] == 1.0
 
 
 def test_a_learner_that_takes_over_publishes_above_what_generators_have(tmp_path):
     it = learner(tmp_path, ["applied"], evaluation_tasks=0)
-    it.take_over(always=False)
-    assert it.version == 0
-    it.exchange.version_before = 7
-    it.take_over(always=False)
-    assert it.version == 8
-    assert it.exchange.log == [("announce", 8)]
-    assert it.exchange.line == [(0, 8)]
+    it.trainer.take_over(always=False)
+    assert it.trainer.version == 0
+    it.session.version_before = 7
+    it.trainer.take_over(always=False)
+    assert it.trainer.version == 8
+    assert it.session.log == [("announce", 8)]
+    assert it.session.line == [(0, 8)]
 
 
 def test_a_broker_that_lost_what_it_knew_does_not_bring_versions_back(tmp_path):
     """Generators still serve the newer versions; a number used twice would name two sets of weights."""
     it = learner(tmp_path, ["applied"], evaluation_tasks=0)
-    it.version, it.publisher.published, it.exchange.version_before = 4, PublishedVersion(9), 0
-    it.take_over(always=True)
-    assert (it.version, it.exchange.line) == (10, [(4, 10)])
+    it.trainer.version, it.trainer.publisher.published, it.session.version_before = 4, PublishedVersion(9), 0
+    it.trainer.take_over(always=True)
+    assert (it.trainer.version, it.session.line) == (10, [(4, 10)])
 
 
 def test_two_restarts_with_no_checkpoint_in_between_are_both_on_the_line(tmp_path):
     it = learner(tmp_path, ["applied"], evaluation_tasks=0)
-    it.version, it.publisher.published, it.exchange.version_before = 10, PublishedVersion(25, ((10, 20),)), 25
-    it.take_over(always=True)
-    assert (it.version, it.exchange.line) == (26, [(10, 20), (10, 26)])
-    assert it.exchange.intake.line.lag(22, 26) == 2
+    it.trainer.version, it.trainer.publisher.published, it.session.version_before = (
+        10,
+        PublishedVersion(25, ((10, 20),)),
+        25,
+    )
+    it.trainer.take_over(always=True)
+    assert (it.trainer.version, it.session.line) == (26, [(10, 20), (10, 26)])
+    assert it.session.intake.line.lag(22, 26) == 2
 
 
 def test_weights_that_were_published_before_keep_their_number(tmp_path):
     it = learner(tmp_path, ["applied"], evaluation_tasks=0)
-    it.step, it.version, it.exchange.version_before = 4, 4, 4
-    it.take_over(always=True)
-    assert (it.version, it.exchange.line) == (4, [])
+    it.trainer.step, it.trainer.version, it.session.version_before = 4, 4, 4
+    it.trainer.take_over(always=True)
+    assert (it.trainer.version, it.session.line) == (4, [])
 
 
 def test_weights_ahead_of_what_was_published_get_a_number_of_their_own(tmp_path):
     """The checkpoint was made out of turn, between two publications."""
     it = learner(tmp_path, ["applied"], evaluation_tasks=0, publish_every=2)
-    it.step, it.version, it.unpublished, it.exchange.version_before = 5, 2, 1, 2
-    it.take_over(always=True)
-    assert (it.version, it.exchange.line, it.unpublished) == (3, [(2, 3)], 0)
+    it.trainer.step, it.trainer.version, it.trainer.unpublished, it.session.version_before = 5, 2, 1, 2
+    it.trainer.take_over(always=True)
+    assert (it.trainer.version, it.session.line, it.trainer.unpublished) == (3, [(2, 3)], 0)
 
 
 def test_the_report_forgets_what_came_after_a_checkpoint(tmp_path):
@@ -322,31 +328,31 @@ def test_a_metric_without_a_meaning_is_refused(tmp_path):
 def test_what_was_trained_is_replayed_told_apart_and_part_of_the_checkpoint(tmp_path):
     config = ReplayConfig(rule="uniform", share=0.5, max_policy_lag=9)
     it = learner(tmp_path, ["applied"] * 3, evaluation_tasks=0)
-    it.replay, trained = make_table(config), []
+    it.trainer.replay, trained = make_table(config), []
 
     def update(trajectories, *, current_version):
         trained.append([t.replayed for t in trajectories])
-        report = Engine.update(it.engine, trajectories, current_version=current_version)
+        report = Engine.update(it.trainer.engine, trajectories, current_version=current_version)
         return dataclasses.replace(report, replayed_tokens=4 * sum(trained[-1]) // 2)
 
-    it.engine.update = update
+    it.trainer.engine.update = update
     it.train()
     assert trained == [[False] * 2, [False, False, True, True], [False, False, True, True]]
-    assert it.exchange.replayed == [0, 4, 4]
-    assert (it.totals.trained_tokens, it.totals.replayed_tokens) == (4, 8)
-    assert it.report.lines[1][1]["replay/share"] == 0.5
+    assert it.session.replayed == [0, 4, 4]
+    assert (it.trainer.totals.trained_tokens, it.trainer.totals.replayed_tokens) == (4, 8)
+    assert it.trainer.report.lines[1][1]["replay/share"] == 0.5
     # All trajectories of the fake have version 0; the updates had versions 0, 1 and 2.
-    assert [scalars["replay/age_mean_versions"] for _, scalars in it.report.lines] == [0.0, 1.0, 2.0]
-    it.save_beside(tmp_path)
+    assert [scalars["replay/age_mean_versions"] for _, scalars in it.trainer.report.lines] == [0.0, 1.0, 2.0]
+    it.checkpoints.save_beside(tmp_path)
     again = make_table(config)
     again.load(tmp_path / REPLAY_FILE)
-    assert (len(again), again.sampled) == (len(it.replay), it.replay.sampled)
+    assert (len(again), again.sampled) == (len(it.trainer.replay), it.trainer.replay.sampled)
 
 
 def test_a_commit_goes_out_before_the_state_is_taken_and_word_of_it_when_it_is_whole(tmp_path):
     it = learner(tmp_path, ["applied"] * 4, evaluation_tasks=0, checkpoint_every=2)
     it.train()
-    steps = [entry for entry in it.exchange.log if entry[0] != "announce"]
+    steps = [entry for entry in it.session.log if entry[0] != "announce"]
     cut = lambda step: [("flush", step), ("save", step), ("checkpointed", step)]  # noqa: E731
     assert steps == [
         *[("commit", 1), ("refill", 1, 1)],
@@ -359,60 +365,64 @@ def test_a_commit_goes_out_before_the_state_is_taken_and_word_of_it_when_it_is_w
 
 def test_the_broker_can_ask_for_a_checkpoint_between_steps_and_while_we_wait(tmp_path):
     it = learner(tmp_path, ["applied"] * 3, evaluation_tasks=0)
-    collect = it.exchange.collect
+    collect = it.session.collect
 
     def wanted(*, step, version):
         if step == 1:
-            it.exchange.checkpoint_wanted = "the journal is filling"
-            it.exchange.while_waiting()
-            assert [state["step"] for state in it.engine.saved] == [1]
-            assert not it.exchange.checkpoint_wanted
+            it.session.checkpoint_wanted = "the journal is filling"
+            it.session.while_waiting()
+            assert [state["step"] for state in it.trainer.engine.saved] == [1]
+            assert not it.session.checkpoint_wanted
         if step == 2:
-            it.exchange.checkpoint_wanted = "again"
+            it.session.checkpoint_wanted = "again"
         return collect(step=step, version=version)
 
-    it.exchange.collect = wanted
+    it.session.collect = wanted
     it.train()
-    assert [state["step"] for state in it.engine.saved] == [1, 3]
+    assert [state["step"] for state in it.trainer.engine.saved] == [1, 3]
 
 
 def test_a_learner_that_continues_a_lineage_hears_what_the_broker_holds_first(tmp_path):
     it = learner(tmp_path, ["applied"], evaluation_tasks=0)
     it.train(continues=True)
-    assert it.exchange.log[0] == ("inherit",)
+    assert it.session.log[0] == ("inherit",)
 
 
 def test_an_evaluation_that_a_crash_left_out_is_made_up_for(tmp_path):
     it = learner(tmp_path, ["applied"] * 4, evaluation_every=2)
-    it.step, it.version = 2, 2
-    it.evaluations = [{"tag": "before", "step": 0}]
-    it.engine.outcomes = ["applied"] * 2
+    it.trainer.step, it.trainer.version = 2, 2
+    it.evaluations.records = [{"tag": "before", "step": 0}]
+    it.trainer.engine.outcomes = ["applied"] * 2
     it.train()
-    assert [e["tag"] for e in it.evaluations] == ["before", "step 2", "after"]
+    assert [e["tag"] for e in it.evaluations.records] == ["before", "step 2", "after"]
 
 
 def test_every_set_is_evaluated_before_and_after_and_at_its_own_steps(tmp_path):
     sets = {"hard": {"tasks": 1, "samples": 2, "every": 3}, "end": {"every": 0}}
     it = learner(tmp_path, ["applied"] * 4, evaluation_every=2, evaluation=sets)
     it.train()
-    assert [(e["set"], e["tag"]) for e in it.evaluations] == [
+    assert [(e["set"], e["tag"]) for e in it.evaluations.records] == [
         ("", "before"), ("hard", "before"), ("end", "before"), ("", "step 2"), ("hard", "step 3"),
         ("", "after"), ("hard", "after"), ("end", "after"),
     ]  # fmt: skip
-    asked = [entry[1] for entry in it.exchange.log if entry[0] == "evaluate"]
+    asked = [entry[1] for entry in it.session.log if entry[0] == "evaluate"]
     assert asked[:3] == ["before 0", "hard before 0", "end before 0"]
     assert len(set(asked)) == len(asked), "tasks of two evaluations must not have one name"
-    assert [step for step, line in it.report.lines if "evaluation/hard/answered" in line] == [0, 3, 4]
-    assert [step for step, line in it.report.lines if "evaluation/answered_tasks" in line] == [0, 2, 4]
+    assert [step for step, line in it.trainer.report.lines if "evaluation/hard/answered" in line] == [0, 3, 4]
+    assert [step for step, line in it.trainer.report.lines if "evaluation/answered_tasks" in line] == [
+        0,
+        2,
+        4,
+    ]
 
 
 def test_a_set_that_is_new_at_a_restart_is_evaluated_before_the_next_step(tmp_path):
     it = learner(tmp_path, ["applied"] * 4, evaluation={"hard": {"tasks": 1}})
-    it.step, it.version = 2, 2
-    it.evaluations = [{"tag": "before", "step": 0}]
-    it.engine.outcomes = ["applied"] * 2
+    it.trainer.step, it.trainer.version = 2, 2
+    it.evaluations.records = [{"tag": "before", "step": 0}]
+    it.trainer.engine.outcomes = ["applied"] * 2
     it.train()
-    assert [(e.get("set", ""), e["step"]) for e in it.evaluations] == [
+    assert [(e.get("set", ""), e["step"]) for e in it.evaluations.records] == [
         ("", 0),
         ("hard", 2),
         ("", 4),
@@ -424,33 +434,33 @@ def test_a_learner_that_begins_again_forgets_what_was_reported(tmp_path):
     report = RealReport(tmp_path)
     report.write(1, {"learner/loss": 1.0})
     it = learner(tmp_path, ["applied"])
-    it.report, it.exchange.version_before = report, 3
+    it.trainer.report, it.session.version_before = report, 3
     it.start_from(Start(epoch=2, lineage=1, again=True))
     report.close()
     assert (tmp_path / "metrics.jsonl").read_text() == ""
-    assert (it.step, it.version) == (0, 4)
+    assert (it.trainer.step, it.trainer.version) == (0, 4)
 
 
 def test_a_run_in_which_everything_fails_is_reported_and_ends_with_the_error(tmp_path):
     it = learner(tmp_path, ["applied"], evaluation_tasks=0)
     failed = make_trajectory("t", status="failed", error="KeyError: 'a' in t.py:3")
-    it.exchange.intake.signal.episode(failed)
-    it.exchange.intake.take_recent = lambda: [failed]
+    it.session.intake.signal.episode(failed)
+    it.session.intake.take_recent = lambda: [failed]
 
     def collect(*, step, version):
         raise NothingToLearn("64 of 64 episodes failed")
 
-    it.exchange.collect = collect
+    it.session.collect = collect
     with pytest.raises(NothingToLearn):
         it.train()
-    assert it.report.lines == [(0, {"rollout/failed_share": 1.0})]
-    assert [row["message"] for row in it.report.failures] == ["KeyError: 'a' in t.py:3"]
+    assert it.trainer.report.lines == [(0, {"rollout/failed_share": 1.0})]
+    assert [row["message"] for row in it.trainer.report.failures] == ["KeyError: 'a' in t.py:3"]
 
 
 def test_a_policy_that_has_nothing_left_to_learn_is_evaluated(tmp_path):
     it = learner(tmp_path, ["applied"] * 2, stop_at=(1, f"{SOLVED}: 128 in a row"))
     it.train()
-    assert [entry[1] for entry in it.exchange.log if entry[0] == "evaluate"] == ["before 0", "after 1"]
+    assert [entry[1] for entry in it.session.log if entry[0] == "evaluate"] == ["before 0", "after 1"]
 
 
 def test_tensorboard_has_a_table_of_the_reasons(tmp_path):
@@ -472,11 +482,11 @@ def test_tensorboard_has_charts_histograms_of_returns_and_a_table_of_samples(tmp
     from tensorboard.plugins.custom_scalar import layout_pb2
 
     it = learner(tmp_path, ["applied"])
-    it.report = RealReport(tmp_path)
-    it.samples = SampleLog(tmp_path, lambda ids: f"{len(ids)} tokens")
-    it.exchange.held_out = [[make_trajectory("t", purpose="eval", reward=0.5)] * 2] * 2
+    it.trainer.report = it.evaluations.report = RealReport(tmp_path)
+    it.trainer.samples = it.evaluations.samples = SampleLog(tmp_path, lambda ids: f"{len(ids)} tokens")
+    it.session.held_out = [[make_trajectory("t", purpose="eval", reward=0.5)] * 2] * 2
     it.train()
-    it.report.close()
+    it.trainer.report.close()
     events = EventAccumulator(str(tmp_path / "tb"))
     events.Reload()
     layout = layout_pb2.Layout.FromString(
@@ -529,15 +539,15 @@ def test_an_evaluation_of_tasks_that_were_never_run_is_repeated_once_and_never_a
     """L2: all held-out tasks failed for want of a generator, and the run said: accuracy 0.00."""
     it = learner(tmp_path, ["applied"])
     solved = make_trajectory("t", correct=True)
-    it.exchange.held_out = [[None, None], [solved, solved], [None, solved], [None, None]]
+    it.session.held_out = [[None, None], [solved, solved], [None, solved], [None, None]]
     it.train()
-    assert [entry[1] for entry in it.exchange.log if entry[0] == "evaluate"] == [
+    assert [entry[1] for entry in it.session.log if entry[0] == "evaluate"] == [
         "before 0", "before 0 again", "after 1", "after 1 again",
     ]  # fmt: skip
-    before, after = it.evaluations
+    before, after = it.evaluations.records
     assert (before["accuracy"], before["answered"]) == (1.0, 2)
     assert (after["accuracy"], after["return_mean"], after["not_run"]) == (None, None, 2)
-    reported = [line for _, line in it.report.lines if "evaluation/not_run_tasks" in line]
+    reported = [line for _, line in it.trainer.report.lines if "evaluation/not_run_tasks" in line]
     assert "evaluation/accuracy" in reported[0]
     assert not {"evaluation/accuracy", "evaluation/return_mean"} & set(reported[1])
 
@@ -553,10 +563,10 @@ def models_of(folder):
 
 def test_the_best_model_is_kept_and_a_checkpoint_knows_of_it_before_the_one_before_goes(tmp_path):
     it = learner(tmp_path, ["applied"] * 8, evaluation_every=2, export_every=4)
-    it.exchange.held_out = [right(n) for n in (2, 0, 1, 0, 1)]
+    it.session.held_out = [right(n) for n in (2, 0, 1, 0, 1)]
     it.train()
     assert models_of(tmp_path) == ["best-step-000004", "step-000004", "step-000008"]
-    written = [e[1] for e in it.exchange.log if e[0] in ("save_pretrained", "save")]
+    written = [e[1] for e in it.session.log if e[0] in ("save_pretrained", "save")]
     assert written == [
         "best-step-000002.partial",
         "step-000004.partial",
@@ -568,8 +578,8 @@ def test_the_best_model_is_kept_and_a_checkpoint_knows_of_it_before_the_one_befo
 
 def test_the_best_model_before_stays_until_a_checkpoint_knows_of_the_evaluation(tmp_path):
     it = learner(tmp_path, ["applied"] * 6, evaluation_every=2, checkpoint_every=3)
-    it.exchange.held_out = [right(n) for n in (0, 1, 2)]
-    it.engine.save, saved = (
+    it.session.held_out = [right(n) for n in (0, 1, 2)]
+    it.trainer.engine.save, saved = (
         (lambda folder, state, also: saved.append((state["step"], models_of(tmp_path)))),
         [],
     )
@@ -581,27 +591,27 @@ def test_the_best_model_before_stays_until_a_checkpoint_knows_of_the_evaluation(
 
 def test_an_evaluation_whose_model_is_gone_does_not_keep_others_from_being_the_best(tmp_path):
     it = learner(tmp_path, ["applied"] * 6, evaluation_every=2, checkpoint_every=1)
-    it.exchange.held_out = [right(n) for n in (0, 2, 1)]
+    it.session.held_out = [right(n) for n in (0, 2, 1)]
     learn = it.learn
-    it.learn = lambda: (shutil.rmtree(tmp_path / "models") if it.step == 3 else None, learn())
+    it.learn = lambda: (shutil.rmtree(tmp_path / "models") if it.trainer.step == 3 else None, learn())
     it.train()
     assert models_of(tmp_path) == ["best-step-000004"]
 
 
 def test_the_evaluation_at_the_end_writes_and_deletes_no_model(tmp_path):
     it = learner(tmp_path, ["applied"] * 4, evaluation_every=2)
-    it.exchange.held_out = [right(n) for n in (0, 1, 2)]
+    it.session.held_out = [right(n) for n in (0, 1, 2)]
     it.train()
     assert models_of(tmp_path) == ["best-step-000002"]
 
 
 def test_a_resumed_run_deletes_models_of_steps_that_it_does_again(tmp_path):
     it = learner(tmp_path, ["applied"] * 4, evaluation_every=2, export_every=1)
-    it.exchange.held_out = [right(n) for n in (0, 1, 1)]
+    it.session.held_out = [right(n) for n in (0, 1, 1)]
     it.train()
-    it.step, it.evaluations = 1, it.evaluations[:1]
-    it.report.rewind = lambda step: None
-    it.rewind()
+    it.trainer.step, it.evaluations.records = 1, it.evaluations.records[:1]
+    it.trainer.report.rewind = lambda step: None
+    it.checkpoints.rewind()
     assert models_of(tmp_path) == ["step-000001"]
 
 
@@ -635,32 +645,32 @@ class Behind(Unpublished):
 
 def behind(tmp_path, outcomes, **settings):
     it = learner(tmp_path, outcomes, **settings)
-    it.publisher = Behind()
+    it.trainer.publisher = Behind()
     return it
 
 
 def test_a_version_is_announced_behind_the_next_step_and_the_last_one_before_the_learner_leaves(tmp_path):
     it = behind(tmp_path, ["applied"] * 2, evaluation_tasks=0)
     it.train()
-    events = [entry[:2] for entry in it.exchange.log if entry[0] in ("announce", "commit", "confirm_commits")]
+    events = [entry[:2] for entry in it.session.log if entry[0] in ("announce", "commit", "confirm_commits")]
     assert events == [
         ("commit", 1), ("announce", 1), ("commit", 2), ("announce", 2), ("confirm_commits", 2),
     ]  # fmt: skip
-    assert it.publisher.announced == it.version == 2
+    assert it.trainer.publisher.announced == it.trainer.version == 2
 
 
 def test_in_lockstep_a_version_is_announced_before_tasks_are_put(tmp_path):
     it = behind(tmp_path, ["applied"] * 2, evaluation_tasks=0)
-    it.exchange.awaits_versions = True
+    it.session.awaits_versions = True
     it.train()
-    events = [entry[:2] for entry in it.exchange.log if entry[0] in ("announce", "refill")]
+    events = [entry[:2] for entry in it.session.log if entry[0] in ("announce", "refill")]
     assert events == [("announce", 1), ("refill", 1), ("announce", 2)]
 
 
 def test_an_evaluation_waits_until_its_version_is_announced(tmp_path):
     it = behind(tmp_path, ["applied"] * 2, evaluation_every=1)
     it.train()
-    events = [entry[-1] for entry in it.exchange.log if entry[0] in ("announce", "evaluate")]
+    events = [entry[-1] for entry in it.session.log if entry[0] in ("announce", "evaluate")]
     assert events == [0, 1, 1, 2, 2]
 
 
@@ -670,23 +680,23 @@ def test_a_publication_that_fails_ends_the_learner_while_it_waits_for_data(tmp_p
     def collect(*, step, version):
         if step == 0:
             return [Unit("u", "g", [make_trajectory("t")])]
-        it.publisher.failure = OSError("No space left on device")
-        it.exchange.while_waiting()
+        it.trainer.publisher.failure = OSError("No space left on device")
+        it.session.while_waiting()
         raise AssertionError("the learner goes on waiting")
 
-    it.exchange.collect = collect
+    it.session.collect = collect
     with pytest.raises(OSError, match="No space left"):
         it.train()
 
 
 def test_the_learner_stands_until_the_copy_and_says_when_the_version_was_announced(tmp_path):
     it = behind(tmp_path, ["applied"] * 2, evaluation_tasks=0)
-    it.publisher.stood_s, it.publisher.announced_s = 0.5, None
+    it.trainer.publisher.stood_s, it.trainer.publisher.announced_s = 0.5, None
     it.train()
-    assert [line["learner/publish_seconds"] for _, line in it.report.lines] == [0.5, 0.5]
-    assert not any("learner/announce_seconds" in line for _, line in it.report.lines)
-    assert it.totals.publish_seconds >= 1.0
+    assert [line["learner/publish_seconds"] for _, line in it.trainer.report.lines] == [0.5, 0.5]
+    assert not any("learner/announce_seconds" in line for _, line in it.trainer.report.lines)
+    assert it.trainer.totals.publish_seconds >= 1.0
     again = behind(tmp_path, ["applied"], evaluation_tasks=0)
-    again.publisher.announced_s = 2.0
+    again.trainer.publisher.announced_s = 2.0
     again.train()
-    assert again.report.lines[0][1]["learner/announce_seconds"] == 2.0
+    assert again.trainer.report.lines[0][1]["learner/announce_seconds"] == 2.0

@@ -8,7 +8,7 @@ import pytest
 
 from launch.model import make_tokenizer, save_tokenizer
 from learner import sample_log
-from learner.run import Learner
+from learner.run import TrainingRun
 from learner.sample_log import (
     FAILED,
     FIRST,
@@ -34,6 +34,7 @@ from learner.samples import (
     read_samples,
 )
 from learner.settings.learner import LearnerConfig
+from learner.trainer import Trainer
 from learner.update.report import mean_advantages
 from protocol.messages.episodes import Failure, Reward
 from tests.trajectories import batch_of, make_trajectory
@@ -337,9 +338,7 @@ def test_the_learner_rewinds_with_the_evaluations_of_its_checkpoint(samples, tmp
             said.append(step)
 
     samples.evaluation(0, 0, "before", batch(1.0, purpose="eval"))
-    it = Learner.__new__(Learner)
-    it.config, it.run_dir = LearnerConfig(), tmp_path
-    it.step, it.evaluations, it.samples, it.report = 0, [], samples, Report()
-    it.rewind()
+    trainer = Trainer(LearnerConfig(), tmp_path, None, None, None, Report(), samples=samples)
+    TrainingRun(trainer, None).checkpoints.rewind()
     assert said == [0]
     assert list(read_samples(tmp_path)) == []
