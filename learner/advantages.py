@@ -15,7 +15,7 @@ from learner.algorithms import advantages as adv
 from learner.algorithms import advantages as truncation
 from learner.algorithms.advantages import next_quantile, risk_advantage, share_of_paper
 from learner.algorithms.values import lambda_returns, vtrace_targets
-from learner.comparisons import compared_advantages, informative_factor, is_by_turn
+from learner.comparisons import compared_advantages, informative_factor
 from learner.families.branching import shared_prefix_advantages
 from learner.settings.advantages import (
     AdvantageConfig,
@@ -24,6 +24,7 @@ from learner.settings.advantages import (
     RiskAdvantage,
     TokenGroupAdvantage,
     comparisons_of,
+    is_by_turn,
 )
 from learner.settings.algorithm import AlgorithmConfig, CriticConfig
 from learner.trajectory import Trajectory

@@ -22,13 +22,13 @@ from learner.algorithms.advantages import (
     whiten,
 )
 from learner.settings.advantages import (
-    GROUP_RELATIVE,
     AdvantageConfig,
     Amplify,
     ByDifficulty,
     ComparedAdvantage,
     Comparison,
     Novelty,
+    is_by_turn,
 )
 from learner.trajectory import Trajectory, turns_before
 from protocol.arrays import Float64s
@@ -43,11 +43,6 @@ class TermParts(NamedTuple):
     """Weight of the term, or its deviation if the weight is "spread"."""
     compared: Float64s
     """1 where the unit has somebody to be compared with, else 0."""
-
-
-def is_by_turn(config: ComparedAdvantage) -> bool:
-    """Return whether tokens of one trajectory may have different advantages."""
-    return any(term.of == "turn" for term in config.terms)
 
 
 def compared_advantages(config: ComparedAdvantage, trajectories: Sequence[Trajectory]) -> Float64s:
@@ -271,19 +266,6 @@ def _spread_turns(values: Float64s, trajectories: Sequence[Trajectory]) -> Float
         rows.append(row)
         start += len(turns)
     return np.concatenate([np.zeros(0), *rows])
-
-
-def judges_groups(config: AdvantageConfig) -> bool:
-    """Return whether an advantage is formed within a rollout group alone, so that a group without signal is known.
-
-    Example:
-        >>> from learner.settings.advantages import GroupAdvantage
-        >>> judges_groups(GroupAdvantage()), judges_groups(ComparedAdvantage(terms=[{"among": ["batch"]}]))
-        (True, False)
-    """
-    if isinstance(config, ComparedAdvantage):
-        return all("group" in term.among for term in config.terms)
-    return config.kind in GROUP_RELATIVE
 
 
 def has_signal(config: AdvantageConfig, trajectories: Sequence[Trajectory]) -> bool:

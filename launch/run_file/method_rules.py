@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from launch.run_file.reward_rules import credit_contradictions, family_contradictions, family_notes
-from learner.comparisons import judges_groups
-from learner.settings.advantages import GROUP_RELATIVE, GaeAdvantage, comparisons_of
+from learner.settings.advantages import GROUP_RELATIVE, GaeAdvantage, comparisons_of, judges_groups
 from learner.settings.algorithm import (
     AlgorithmConfig,
     BalancedSurrogate,

@@ -3,9 +3,15 @@
 from collections.abc import Iterator
 
 from envs.base import SuiteFacts
-from learner.comparisons import is_by_turn, judges_groups
 from learner.rewards import VALUES, values_of_parts
-from learner.settings.advantages import ComparedAdvantage, Comparison, RiskAdvantage, comparisons_of
+from learner.settings.advantages import (
+    ComparedAdvantage,
+    Comparison,
+    RiskAdvantage,
+    comparisons_of,
+    is_by_turn,
+    judges_groups,
+)
 from learner.settings.families import (
     ATTEMPT,
     REFLECTION,

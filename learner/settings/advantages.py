@@ -236,3 +236,20 @@ def comparisons_of(config: AdvantageConfig) -> ComparedAdvantage | None:
         case _:
             return None
     return ComparedAdvantage(terms=(term,))
+
+
+def judges_groups(config: AdvantageConfig) -> bool:
+    """Return whether an advantage is formed within a rollout group alone, so that a group without signal is known.
+
+    Example:
+        >>> judges_groups(GroupAdvantage()), judges_groups(ComparedAdvantage(terms=[{"among": ["batch"]}]))
+        (True, False)
+    """
+    if isinstance(config, ComparedAdvantage):
+        return all("group" in term.among for term in config.terms)
+    return config.kind in GROUP_RELATIVE
+
+
+def is_by_turn(config: ComparedAdvantage) -> bool:
+    """Return whether tokens of one trajectory may have different advantages."""
+    return any(term.of == "turn" for term in config.terms)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from learner.comparisons import judges_groups
+from learner.settings.advantages import judges_groups
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.families import FamilyConfig
 from learner.settings.rewards import RewardConfig
