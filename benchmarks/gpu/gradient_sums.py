@@ -94,7 +94,7 @@ def summed_by(engine: TrainingEngine, batches: MicroBatches) -> Gradients:
     """Return the gradients that an engine sums over its ranks and micro-batches. Every rank has to call this."""
     from deepspeed.utils import safe_get_full_grad
 
-    zero, ranks = engine._own.deepspeed, engine.ranks
+    zero, ranks = engine.deepspeed, engine.ranks
     mine = range(dist.get_rank() if ranks > 1 else 0, batches.count, ranks)
     with accumulation(zero, ranks) as backward:
         for index, loss in zip(mine, batches.losses(zero, zero.device, mine), strict=True):

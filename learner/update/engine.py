@@ -1,4 +1,8 @@
-"""The engine of one rank: the models, and what every rank does with them when rank 0 says so."""
+"""The learner's engine: trajectories in, updated weights out, on one process or several.
+
+Rank 0 calls `update`, `weights`, `save`, `load`, `save_pretrained`, `release` and `close`. Every other rank
+constructs the same TrainingEngine and calls `follow`, which returns when rank 0 releases or closes.
+"""
 
 import gc
 import logging
@@ -11,7 +15,6 @@ from typing import Any, assert_never
 import numpy as np
 import torch
 import torch.distributed as dist
-from msgspec.structs import replace
 
 from learner import checkpoint_files
 from learner.advantages import TokenAdvantages, assign_credit, risk_advantages
@@ -19,7 +22,7 @@ from learner.gpu import forget_peak_memory, make_room, memory_metrics, take_gpu
 from learner.settings.advantages import RiskAdvantage
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import RouteLayers, Trajectory
-from learner.update import checkpoint, deepspeed_zero, ranks
+from learner.update import checkpoint, ranks
 from learner.update import deepspeed_zero as zero
 from learner.update.adaptive import first_state, reference_policies
 from learner.update.batch import Batch, make_batch
@@ -38,22 +41,58 @@ log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class RankEngine:
-    """Models of one rank, or its share of them, and their optimizers.
+__all__ = ["TrainingEngine", "UpdateReport"]
 
-    Every rank makes the same calls in the same order, because most of them are collective. What differs between rank
-    0 and the others is in `TrainingEngine`, which also describes the arguments and the errors.
+VALUES_FILE = "values.msgpack"
+"""File in a checkpoint: values that the critic gave to windows when they were trained."""
+
+
+def nothing_trained(started: float) -> dict[str, float]:
+    """Return the metrics of an update that ended before its first step."""
+    return {"learner/trained_tokens": 0.0, "learner/step_seconds": time.perf_counter() - started}
+
+
+class TrainingEngine:
+    """Policy, optimizer and the ranks they are spread over.
+
+    It needs a process of its own, because it sets torch to ``config.threads_used`` threads, makes the process keep
+    freed memory, and replaces the attention of models (`learner.update.devices`).
+
+    Args:
+        config: settings of the learner.
+        model: Hugging Face name or folder.
+        total_steps: learner steps of the whole run, for the learning-rate schedule.
+        seed: seed of torch, and of the dealing of trajectories to mini-batches.
+        segment_tokens: ``actor.segment_tokens``, the tokens of a window if the learner trains on windows;
+            None: a window ends with its turn only.
+
+    Raises:
+        RuntimeError: ``config.ranks`` does not agree with how this process was started.
+        ValueError: DeepSpeed would train wrongly with these settings.
+        GpuUnusable: torch cannot compute on the GPU that this rank was given.
+        LoraError: the adapters of ``config.lora`` cannot be put into the model.
+        RoutesUnknown: the model's choice of experts is to be replayed, and cannot be.
     """
 
-    def __init__(self, config: LearnerConfig, *, model: str, total_steps: int, seed: int) -> None:
+    def __init__(
+        self,
+        config: LearnerConfig,
+        *,
+        model: str,
+        total_steps: int,
+        seed: int,
+        segment_tokens: int | None = None,
+    ) -> None:
         torch.manual_seed(seed)
         torch.set_num_threads(config.threads_used)
         keep_freed_memory()
         use_float_attention()
         pack_no_rows()
         self.config = config
+        self.model = model
         take_gpu(config)
         self.rank, self.ranks = zero.join_ranks(config)
+        self._others = ranks.OtherRanks(self.ranks - 1)
         # Invariant: all ranks load the policy, the critic and the frozen policies in this order. Loading draws from
         # torch's random state, and is a collective call at stage 3.
         policy = self._load_policy(model)
@@ -82,6 +121,10 @@ class RankEngine:
         """Optimizer steps applied so far, over restarts."""
         self.memory: dict[str, float] = {}
         """Metrics of the GPU's memory in the last update; empty on a CPU."""
+        self._values = ValueMemory()
+        # A window ends with its turn at the latest.
+        turn = config.sampling.max_turn_tokens
+        self._window_tokens = turn if segment_tokens is None else min(turn, segment_tokens)
         make_room(self.ranks)
 
     def _load_policy(self, model: str) -> PolicyModule:
@@ -133,45 +176,198 @@ class RankEngine:
             routes=None if algorithm.routes == "current" else RouteReplay(policy.lm, algorithm.routes),
         )
 
-    def _agree(self, mine: bool) -> bool:
-        """Return whether all ranks say true. This is a collective call."""
-        return bool(zero.least_over_ranks(int(mine), self.ranks))
+    @property
+    def route_layers(self) -> RouteLayers | None:
+        """Layers whose experts are replayed as the generators chose them; None: none are."""
+        return self.updater.route_layers
 
-    def free(self) -> None:
-        """Free the models."""
-        self.deepspeed.destroy()
-        if self.critic is not None:
-            self.critic.destroy()
-        del self.deepspeed, self.critic, self.updater
-        gc.collect()
+    # --- rank 0 -----------------------------------------------------------------------------------------
 
-    def leave(self) -> None:
-        """Leave the process group. This is a collective call."""
-        if self.ranks > 1:
-            dist.barrier()
-            dist.destroy_process_group()
+    # --- rank 0 -----------------------------------------------------------------------------------------
 
-    def run(self, batch: Batch) -> UpdateOutcome:
+    def update(self, trajectories: Sequence[Trajectory], *, current_version: int) -> UpdateReport:
+        """Train on a batch of trajectories.
+
+        Tokens that lag more than their bound behind ``current_version`` carry no gradient. If a loss or
+        gradient is not finite on some rank, all ranks skip the optimizer step, and the update ends.
+
+        Raises:
+            ValueError: there are no trajectories, or a return is not finite.
+            StaleTokens: tokens of a version after ``current_version``.
+        """
+        started = time.perf_counter()
+        if not trajectories:
+            raise ValueError("update needs at least one trajectory")
+        batch = self._batch(trajectories, current_version)
+        if batch is None:
+            return UpdateReport(applied=False, nonfinite=True, metrics=nothing_trained(started))
+        self._others.send_update(batch)
+        outcome = self._train_batch(batch)
+        seconds = time.perf_counter() - started
+        report = make_report(trajectories, batch, outcome, current_version=current_version, seconds=seconds)
+        report.metrics.update(self._device_metrics(trajectories, outcome.filled, seconds))
+        return report
+
+    def _device_metrics(
+        self, trajectories: Sequence[Trajectory], computed: int, seconds: float
+    ) -> dict[str, float]:
+        """Return the metrics of an update's devices.
+
+        Args:
+            computed: tokens that all ranks have computed, without padding.
+        """
+        metrics = dict(self.memory)
+        if (operations := self.operations) is not None:
+            work = operations.of(computed, mean_length([len(t.token_ids) for t in trajectories]))
+            metrics["learner/tflops_per_rank"] = work / seconds / self.ranks / 1e12
+        return metrics
+
+    def _batch(self, trajectories: Sequence[Trajectory], current_version: int) -> Batch | None:
+        """Assign credit and lay out the batch. Return None if the critic's estimates are not finite."""
+        algorithm = self.config.algorithm
+        lay_out = partial(
+            make_batch,
+            trajectories,
+            current_version=current_version,
+            max_policy_lag=self.config.lag_bound,
+            max_replay_lag=self.config.replay.max_policy_lag if self.config.replay else 0,
+            imitate_from=algorithm.imitation_return if algorithm.imitation_coefficient else None,
+            with_routes=algorithm.routes == "behaviour",
+        )
+        if isinstance(algorithm.advantage, RiskAdvantage):
+            known = self.updater.state.quantiles
+            by_risk, quantiles = risk_advantages(algorithm.advantage, trajectories, known)
+            self.updater.remember_quantiles(quantiles)
+            return lay_out(TokenAdvantages.of_trajectories(by_risk, by_risk, trajectories))
+        if algorithm.critic is None:
+            return lay_out(assign_credit(algorithm, trajectories))
+        unknown = lay_out(everything(trajectories))
+        self._others.send_estimate(unknown)
+        estimates = scatter_estimates(unknown, self.updater.estimate(unknown))
+        if (
+            not np.isfinite(estimates.value).all()
+            or not np.isfinite(estimates.ratio_proximal_behaviour).all()
+        ):
+            return None
+        fresh = unknown.columns["fresh"] > 0
+        credit = assign_credit(algorithm, trajectories, estimates, fresh, window_tokens=self._window_tokens)
+        batch = lay_out(credit)
+        batch.columns["value_before"] = self._values.recall(trajectories, estimates.value)
+        return batch
+
+    def weights(self) -> OutgoingWeights:
+        """Return the weights to publish.
+
+        Names are Hugging Face's; tied tensors appear once; adapters are merged into their layers. If you take the
+        tensors, take all of them before any other call to the engine.
+        """
+        shapes = zero.weight_shapes(self.deepspeed)
+        if self.config.publish_dtype == "bfloat16":
+            shapes = rounded_shapes(shapes)
+        return OutgoingWeights(shapes, self._gathered(), self.copies)
+
+    @property
+    def register(self) -> Callable[[memoryview], Callable[[], None]] | None:
+        """Function that prepares memory for copies of the weights; None if the weights are on the CPU."""
+        return None if self.copies is None else register
+
+    def save(
+        self, folder: Path, client_state: dict[str, Any], also: Callable[[Path], None] = lambda _: None
+    ) -> None:
+        """Write a checkpoint, which is valid once all of it is on disk. The last two are kept.
+
+        Args:
+            client_state: `load` returns it; JSON types only.
+            also: writes more files into the checkpoint's folder.
+        """
+
+        def write(name: str) -> None:
+            self._others.send_save(folder, name)
+            self._save_share(folder, name, client_state)
+            (folder / name / VALUES_FILE).write_bytes(self._values.encode())
+            also(folder / name)
+
+        checkpoint_files.write_whole(folder, self.optimizer_steps, write)
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Continue from the newest checkpoint, and return the ``client_state`` that `save` was given.
+
+        The number of ranks and the ZeRO stage may differ from those with which it was written.
+
+        Raises:
+            CheckpointError: there is none, or it was written with a different dtype, adapters, or weights below the
+                adapters, or for a different model.
+        """
+        name = checkpoint_files.latest_name(folder)
+        # Reject a bad checkpoint before the other ranks get the command.
+        self._read_state(folder, name)
+        self._others.send_load(folder, name)
+        self._values.restore((folder / name / VALUES_FILE).read_bytes())
+        return self._load_share(folder, name)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the model, adapters merged, as a Hugging Face folder, with the tokenizer's files."""
+        save_pretrained(self.deepspeed.module.lm, self._gathered(), folder, source=self.model)
+
+    def release(self) -> None:
+        """End `follow` on the other ranks and free the model. The process group stays for the next engine."""
+        self._others.send_finish(leave=False)
+        self._free()
+
+    def close(self) -> None:
+        """End `follow` on the other ranks, free the model, and leave the process group.
+
+        With several ranks, end the process by ``os._exit`` soon after, because interpreter shutdown races
+        with the threads of the collectives.
+        """
+        self._others.send_finish(leave=True)
+        self._free()
+        self._leave()
+
+    def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self.config.zero_stage_used == 3:
+            self._others.send_gather()
+        yield from zero.gathered_weights(self.deepspeed)
+
+    # --- other ranks ------------------------------------------------------------------------------------
+
+    # --- every rank: collective calls -------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Carry out the commands of rank 0 until it releases or closes the engine."""
+        while True:
+            command, body = ranks.receive()
+            match command:
+                case ranks.RunUpdate():
+                    self._train_batch(ranks.decode_batch(command, body))
+                case ranks.RunEstimate():
+                    self.updater.estimate(ranks.decode_batch(command, body))
+                case ranks.GatherWeights():
+                    for _ in zero.gathered_weights(self.deepspeed):
+                        pass
+                case ranks.SaveCheckpoint(folder=folder, name=name):
+                    self._save_share(Path(folder), name, {})
+                case ranks.LoadCheckpoint(folder=folder, name=name):
+                    self._load_share(Path(folder), name)
+                case ranks.Finish(leave=leave):
+                    self._free()
+                    if leave:
+                        self._leave()
+                    return
+                case _:
+                    assert_never(command)
+
+    def _train_batch(self, batch: Batch) -> UpdateOutcome:
         """Train on a batch. This is a collective call."""
-        change = self.config.algorithm.reincarnation
-        frozen = self.updater.frozen
-        if change is not None and self.updates == change.step and "reference" in frozen:
-            frozen["reference"].replace(deepspeed_zero.trained_weights(self.deepspeed))
-        before = self._snapshot() if "predecessor" in frozen else []
         forget_peak_memory()
         outcome = self.updater.run(batch, step=self.updates, optimizer_step=self.optimizer_steps)
-        if before and outcome.applied:
-            frozen["predecessor"].replace(before)
         self.updates += 1
         self.optimizer_steps += outcome.applied
         self.memory = memory_metrics()
         make_room(self.ranks)
         return outcome
 
-    def _snapshot(self) -> list[tuple[str, torch.Tensor]]:
-        return [(name, tensor.clone()) for name, tensor in deepspeed_zero.trained_weights(self.deepspeed)]
-
-    def save(self, folder: Path, name: str, client_state: dict[str, Any]) -> None:
+    def _save_share(self, folder: Path, name: str, client_state: dict[str, Any]) -> None:
         """Write this rank's share of a checkpoint. This is a collective call.
 
         Args:
@@ -198,23 +394,23 @@ class RankEngine:
         if self.ranks > 1:
             dist.barrier()
 
-    def load(self, folder: Path, name: str) -> dict[str, Any]:
+    def _load_share(self, folder: Path, name: str) -> dict[str, Any]:
         """Continue from a checkpoint, and return the ``client_state`` in it. This is a collective call.
 
         Raises:
             CheckpointError: see `TrainingEngine.load`.
         """
-        state = self.read_state(folder, name)
+        state = self._read_state(folder, name)
         for kind, engine in self._engines():
             restore_parts(engine, ShardReader(folder / name, kind))
         for policy, frozen in self.updater.frozen.items():
             frozen.load(folder / name / f"{policy}.safetensors")
         checkpoint.restore_random(state)
         self.updates, self.optimizer_steps = state.updates, state.optimizer_steps
-        self.updater.state = state.adaptive
+        self.updater.restore(state.adaptive)
         return state.client
 
-    def read_state(self, folder: Path, name: str) -> checkpoint.RankState:
+    def _read_state(self, folder: Path, name: str) -> checkpoint.RankState:
         """Read this rank's state in a checkpoint, and compare it with these settings.
 
         Raises:
@@ -241,250 +437,20 @@ class RankEngine:
             engines.append(("critic", self.critic))
         return engines
 
+    def _agree(self, mine: bool) -> bool:
+        """Return whether all ranks say true. This is a collective call."""
+        return bool(zero.least_over_ranks(int(mine), self.ranks))
 
-__all__ = ["TrainingEngine", "UpdateReport"]
+    def _free(self) -> None:
+        """Free the models."""
+        self.deepspeed.destroy()
+        if self.critic is not None:
+            self.critic.destroy()
+        del self.deepspeed, self.critic, self.updater
+        gc.collect()
 
-VALUES_FILE = "values.msgpack"
-"""File in a checkpoint: values that the critic gave to windows when they were trained."""
-
-
-def nothing_trained(started: float) -> dict[str, float]:
-    """Return the metrics of an update that ended before its first step."""
-    return {"learner/trained_tokens": 0.0, "learner/step_seconds": time.perf_counter() - started}
-
-
-class TrainingEngine:
-    """Policy, optimizer and the ranks they are spread over.
-
-    It needs a process of its own, because it sets torch to ``config.threads_used`` threads, makes the process keep
-    freed memory, and replaces the attention of models (`learner.update.devices`).
-
-    Args:
-        config: settings of the learner.
-        model: Hugging Face name or folder.
-        total_steps: learner steps of the whole run, for the learning-rate schedule.
-        seed: seed of torch, and of the dealing of trajectories to mini-batches.
-        segment_tokens: ``actor.segment_tokens``, the tokens of a window if the learner trains on windows;
-            None: a window ends with its turn only.
-
-    Raises:
-        RuntimeError: ``config.ranks`` does not agree with how this process was started.
-        ValueError: DeepSpeed would train wrongly with these settings.
-        GpuUnusable: torch cannot compute on the GPU that this rank was given.
-        LoraError: the adapters of ``config.lora`` cannot be put into the model.
-        RoutesUnknown: the model's choice of experts is to be replayed, and cannot be.
-    """
-
-    def __init__(
-        self,
-        config: LearnerConfig,
-        *,
-        model: str,
-        total_steps: int,
-        seed: int,
-        segment_tokens: int | None = None,
-    ) -> None:
-        self.config = config
-        self.model = model
-        self._own = RankEngine(config, model=model, total_steps=total_steps, seed=seed)
-        self.rank, self.ranks = self._own.rank, self._own.ranks
-        self.parameters = self._own.parameters
-        """Trained and all parameters of the policy, its value head included."""
-        self._values = ValueMemory()
-        # A window ends with its turn at the latest.
-        turn = config.sampling.max_turn_tokens
-        self._window_tokens = turn if segment_tokens is None else min(turn, segment_tokens)
-
-    @property
-    def updates(self) -> int:
-        """Updates run so far, over restarts, without those that ended because estimates were not finite."""
-        return self._own.updates
-
-    @property
-    def optimizer_steps(self) -> int:
-        """Optimizer steps applied so far, over restarts."""
-        return self._own.optimizer_steps
-
-    @property
-    def route_layers(self) -> RouteLayers | None:
-        """Layers whose experts are replayed as the generators chose them; None: none are."""
-        routes = self._own.updater.routes
-        return None if routes is None else routes.layers
-
-    # --- rank 0 -----------------------------------------------------------------------------------------
-
-    def update(self, trajectories: Sequence[Trajectory], *, current_version: int) -> UpdateReport:
-        """Train on a batch of trajectories.
-
-        Tokens that lag more than their bound behind ``current_version`` carry no gradient. If a loss or
-        gradient is not finite on some rank, all ranks skip the optimizer step, and the update ends.
-
-        Raises:
-            ValueError: there are no trajectories, or a return is not finite.
-            StaleTokens: tokens of a version after ``current_version``.
-        """
-        started = time.perf_counter()
-        if not trajectories:
-            raise ValueError("update needs at least one trajectory")
-        batch = self._batch(trajectories, current_version)
-        if batch is None:
-            return UpdateReport(applied=False, nonfinite=True, metrics=nothing_trained(started))
+    def _leave(self) -> None:
+        """Leave the process group. This is a collective call."""
         if self.ranks > 1:
-            ranks.send(*ranks.encode_batch(ranks.RunUpdate, batch))
-        outcome = self._own.run(batch)
-        seconds = time.perf_counter() - started
-        report = make_report(trajectories, batch, outcome, current_version=current_version, seconds=seconds)
-        report.metrics.update(self._device_metrics(trajectories, outcome.filled, seconds))
-        return report
-
-    def _device_metrics(
-        self, trajectories: Sequence[Trajectory], computed: int, seconds: float
-    ) -> dict[str, float]:
-        """Return the metrics of an update's devices.
-
-        Args:
-            computed: tokens that all ranks have computed, without padding.
-        """
-        metrics = dict(self._own.memory)
-        if (operations := self._own.operations) is not None:
-            work = operations.of(computed, mean_length([len(t.token_ids) for t in trajectories]))
-            metrics["learner/tflops_per_rank"] = work / seconds / self.ranks / 1e12
-        return metrics
-
-    def _batch(self, trajectories: Sequence[Trajectory], current_version: int) -> Batch | None:
-        """Assign credit and lay out the batch. Return None if the critic's estimates are not finite."""
-        algorithm = self.config.algorithm
-        lay_out = partial(
-            make_batch,
-            trajectories,
-            current_version=current_version,
-            max_policy_lag=self.config.lag_bound,
-            max_replay_lag=self.config.replay.max_policy_lag if self.config.replay else 0,
-            imitate_from=algorithm.imitation_return if algorithm.imitation_coefficient else None,
-            with_routes=algorithm.routes == "behaviour",
-        )
-        if isinstance(algorithm.advantage, RiskAdvantage):
-            state = self._own.updater.state
-            by_risk, quantiles = risk_advantages(algorithm.advantage, trajectories, state.quantiles)
-            self._own.updater.state = replace(state, quantiles=quantiles)
-            return lay_out(TokenAdvantages.of_trajectories(by_risk, by_risk, trajectories))
-        if algorithm.critic is None:
-            return lay_out(assign_credit(algorithm, trajectories))
-        unknown = lay_out(everything(trajectories))
-        if self.ranks > 1:
-            ranks.send(*ranks.encode_batch(ranks.RunEstimate, unknown))
-        estimates = scatter_estimates(unknown, self._own.updater.estimate(unknown))
-        if (
-            not np.isfinite(estimates.value).all()
-            or not np.isfinite(estimates.ratio_proximal_behaviour).all()
-        ):
-            return None
-        fresh = unknown.columns["fresh"] > 0
-        credit = assign_credit(algorithm, trajectories, estimates, fresh, window_tokens=self._window_tokens)
-        batch = lay_out(credit)
-        batch.columns["value_before"] = self._values.recall(trajectories, estimates.value)
-        return batch
-
-    def weights(self) -> OutgoingWeights:
-        """Return the weights to publish.
-
-        Names are Hugging Face's; tied tensors appear once; adapters are merged into their layers. If you take the
-        tensors, take all of them before any other call to the engine.
-        """
-        shapes = deepspeed_zero.weight_shapes(self._own.deepspeed)
-        if self.config.publish_dtype == "bfloat16":
-            shapes = rounded_shapes(shapes)
-        return OutgoingWeights(shapes, self._gathered(), self._own.copies)
-
-    @property
-    def register(self) -> Callable[[memoryview], Callable[[], None]] | None:
-        """Function that prepares memory for copies of the weights; None if the weights are on the CPU."""
-        return None if self._own.copies is None else register
-
-    def save(
-        self, folder: Path, client_state: dict[str, Any], also: Callable[[Path], None] = lambda _: None
-    ) -> None:
-        """Write a checkpoint, which is valid once all of it is on disk. The last two are kept.
-
-        Args:
-            client_state: `load` returns it; JSON types only.
-            also: writes more files into the checkpoint's folder.
-        """
-
-        def write(name: str) -> None:
-            if self.ranks > 1:
-                ranks.send(ranks.SaveCheckpoint(str(folder), name))
-            self._own.save(folder, name, client_state)
-            (folder / name / VALUES_FILE).write_bytes(self._values.encode())
-            also(folder / name)
-
-        checkpoint_files.write_whole(folder, self.optimizer_steps, write)
-
-    def load(self, folder: Path) -> dict[str, Any]:
-        """Continue from the newest checkpoint, and return the ``client_state`` that `save` was given.
-
-        The number of ranks and the ZeRO stage may differ from those with which it was written.
-
-        Raises:
-            CheckpointError: there is none, or it was written with a different dtype, adapters, or weights below the
-                adapters, or for a different model.
-        """
-        name = checkpoint_files.latest_name(folder)
-        # Reject a bad checkpoint before the other ranks get the command.
-        self._own.read_state(folder, name)
-        if self.ranks > 1:
-            ranks.send(ranks.LoadCheckpoint(str(folder), name))
-        self._values.restore((folder / name / VALUES_FILE).read_bytes())
-        return self._own.load(folder, name)
-
-    def save_pretrained(self, folder: Path) -> None:
-        """Write the model, adapters merged, as a Hugging Face folder, with the tokenizer's files."""
-        save_pretrained(self._own.deepspeed.module.lm, self._gathered(), folder, source=self.model)
-
-    def release(self) -> None:
-        """End `follow` on the other ranks and free the model. The process group stays for the next engine."""
-        if self.ranks > 1:
-            ranks.send(ranks.Finish(leave=False))
-        self._own.free()
-
-    def close(self) -> None:
-        """End `follow` on the other ranks, free the model, and leave the process group.
-
-        With several ranks, end the process by ``os._exit`` soon after, because interpreter shutdown races
-        with the threads of the collectives.
-        """
-        if self.ranks > 1:
-            ranks.send(ranks.Finish(leave=True))
-        self._own.free()
-        self._own.leave()
-
-    def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
-        if self.ranks > 1 and self.config.zero_stage_used == 3:
-            ranks.send(ranks.GatherWeights())
-        yield from deepspeed_zero.gathered_weights(self._own.deepspeed)
-
-    # --- other ranks ------------------------------------------------------------------------------------
-
-    def follow(self) -> None:
-        """Carry out the commands of rank 0 until it releases or closes the engine."""
-        while True:
-            command, body = ranks.receive()
-            match command:
-                case ranks.RunUpdate():
-                    self._own.run(ranks.decode_batch(command, body))
-                case ranks.RunEstimate():
-                    self._own.updater.estimate(ranks.decode_batch(command, body))
-                case ranks.GatherWeights():
-                    for _ in deepspeed_zero.gathered_weights(self._own.deepspeed):
-                        pass
-                case ranks.SaveCheckpoint(folder=folder, name=name):
-                    self._own.save(Path(folder), name, {})
-                case ranks.LoadCheckpoint(folder=folder, name=name):
-                    self._own.load(Path(folder), name)
-                case ranks.Finish(leave=leave):
-                    self._own.free()
-                    if leave:
-                        self._own.leave()
-                    return
-                case _:
-                    assert_never(command)
+            dist.barrier()
+            dist.destroy_process_group()

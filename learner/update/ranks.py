@@ -135,13 +135,6 @@ def _from_all(message: bytes) -> list[bytes]:
     return [part.numpy().tobytes() for part in gathered]
 
 
-def send(command: Command, body: bytes = b"") -> None:
-    """Send a command from rank 0 to all other ranks. This is a collective call with their `receive`."""
-    header = msgspec.msgpack.encode(command)
-    dist.broadcast(torch.tensor([len(header), len(body)]), src=0)
-    dist.broadcast(torch.frombuffer(bytearray(header + body), dtype=torch.uint8), src=0)
-
-
 def receive() -> tuple[Command, bytes]:
     """Return the next command and its body, on the ranks other than 0."""
     lengths = torch.zeros(2, dtype=torch.int64)
@@ -151,6 +144,53 @@ def receive() -> tuple[Command, bytes]:
     dist.broadcast(frame, src=0)
     data = frame.numpy().tobytes()
     return _decoder.decode(data[:header]), data[header:]
+
+
+class OtherRanks:
+    """The ranks above 0, to which rank 0 sends commands; without any, nothing is sent.
+
+    Each command is a collective call with their `receive`.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def send_update(self, batch: Batch) -> None:
+        """Let them train on a batch."""
+        if self._count:
+            _send(*encode_batch(RunUpdate, batch))
+
+    def send_estimate(self, batch: Batch) -> None:
+        """Let them estimate the values of a batch."""
+        if self._count:
+            _send(*encode_batch(RunEstimate, batch))
+
+    def send_gather(self) -> None:
+        """Let them take part in gathering full parameters."""
+        if self._count:
+            _send(GatherWeights())
+
+    def send_save(self, folder: Path, name: str) -> None:
+        """Let them write their shares of a checkpoint."""
+        if self._count:
+            _send(SaveCheckpoint(str(folder), name))
+
+    def send_load(self, folder: Path, name: str) -> None:
+        """Let them continue from a checkpoint."""
+        if self._count:
+            _send(LoadCheckpoint(str(folder), name))
+
+    def send_finish(self, *, leave: bool) -> None:
+        """Let them free their engines, and leave the process group if that is the end."""
+        if self._count:
+            _send(Finish(leave=leave))
+
+
+def _send(command: Command, body: bytes = b"") -> None:
+    """Send a command from rank 0 to all other ranks. This is a collective call with their `receive`."""
+    header = msgspec.msgpack.encode(command)
+    dist.broadcast(torch.tensor([len(header), len(body)]), src=0)
+    dist.broadcast(torch.frombuffer(bytearray(header + body), dtype=torch.uint8), src=0)
 
 
 def encode_batch(

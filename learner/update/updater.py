@@ -7,12 +7,15 @@ from functools import partial
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
+from learner.advantages import Quantiles
 from learner.algorithms.ratios import learning_rate_factor
 from learner.settings.algorithm import AlgorithmConfig, RatioVarianceSurrogate
 from learner.settings.learner import LearnerConfig
+from learner.trajectory import RouteLayers
 from learner.update.adaptive import (
     AdaptiveState,
     adaptive,
@@ -25,7 +28,7 @@ from learner.update.adaptive import (
 )
 from learner.update.batch import Batch
 from learner.update.critic import critic_inputs, critic_loss, estimate_tokens
-from learner.update.deepspeed_zero import accumulation, finish_step, sum_over_ranks
+from learner.update.deepspeed_zero import accumulation, finish_step, sum_over_ranks, trained_weights
 from learner.update.micro_batches import MicroBatch, MiniBatch, make_micro_batches, make_mini_batches
 from learner.update.objective import Adaptive, Objective, make_objective
 from learner.update.policy import FrozenPolicy, Outputs, micro_batch_inputs
@@ -79,6 +82,8 @@ class Updater:
             optimizer_step: optimizer steps applied so far.
         """
         self._step = step
+        self._renew_reference(step)
+        predecessor = self._snapshot() if "predecessor" in self.frozen else []
         algorithm = algorithm_at(self.config.algorithm, step)
         self.state = state_at(self.config.algorithm, self.state, step)
         mini_batches = self._mini_batches(batch, algorithm)
@@ -109,7 +114,31 @@ class Updater:
         if outcome.tokens["seen"].any() and not outcome.nonfinite:
             self.state = after_update(algorithm, self.state, entropy=outcome.mean("entropy"))
         outcome.state = self.state
+        if predecessor and outcome.applied:
+            self.frozen["predecessor"].replace(predecessor)
         return outcome
+
+    def _renew_reference(self, step: int) -> None:
+        """Make the present policy the reference policy, if the objective changes with this step."""
+        change = self.config.algorithm.reincarnation
+        if change is not None and step == change.step and "reference" in self.frozen:
+            self.frozen["reference"].replace(trained_weights(self.engine))
+
+    def _snapshot(self) -> list[tuple[str, Tensor]]:
+        return [(name, tensor.clone()) for name, tensor in trained_weights(self.engine)]
+
+    def remember_quantiles(self, quantiles: Quantiles) -> None:
+        """Pass the running quantiles of RiskPO on to the next step."""
+        self.state = replace(self.state, quantiles=quantiles)
+
+    def restore(self, state: AdaptiveState) -> None:
+        """Continue with the state of a checkpoint."""
+        self.state = state
+
+    @property
+    def route_layers(self) -> RouteLayers | None:
+        """Layers whose experts are forced to those that the generators chose; None: none are."""
+        return None if self.routes is None else self.routes.layers
 
     def _scores(
         self,

@@ -160,7 +160,7 @@ def test_one_update_needs_no_extra_forward_for_the_proximal_policy(start, monkey
 
 
 def scores_of(engine, trajectories):
-    batch, updater = engine._batch(trajectories, 0), engine._own.updater
+    batch, updater = engine._batch(trajectories, 0), engine.updater
     mini_batches = [m.micro_batches for m in updater._mini_batches(batch, engine.config.algorithm)]
     parts = score_mini_batches(
         updater.forward,

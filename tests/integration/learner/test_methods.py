@@ -196,7 +196,7 @@ def test_a_reincarnated_run_takes_itself_as_its_base(start):
     engine.update(first_batch, current_version=2)
     trained = weights_of(engine)
     engine.update(second_batch, current_version=2)
-    base = engine._own.updater.frozen["reference"]._module.lm
+    base = engine.updater.frozen["reference"]._module.lm
     assert_close({name: p for name, p in base.named_parameters()}, trained, atol=0)
 
 
@@ -228,20 +228,20 @@ def test_a_step_that_is_not_finite_is_skipped_whatever_the_method(start, name):
     good, other = method_batches()
     poisoned = good[0].logp_behaviour.copy()
     poisoned[-1] = np.nan
-    before, state = weights_of(engine), engine._own.updater.state
+    before, state = weights_of(engine), engine.updater.state
     report = engine.update(
         [dataclasses.replace(good[0], logp_behaviour=poisoned), *good[1:]], current_version=2
     )
     assert report.nonfinite
     assert_close(weights_of(engine), before, atol=0)
-    assert engine._own.updater.state == state
+    assert engine.updater.state == state
     assert engine.update(other, current_version=2).applied
 
 
 def test_values_that_are_not_finite_skip_the_update(start):
     engine = start(algorithm=method("value_head"))
     with torch.no_grad():
-        engine._own.deepspeed.module.value_head.weight.fill_(math.nan)
+        engine.deepspeed.module.value_head.weight.fill_(math.nan)
     report = engine.update(method_batches()[0], current_version=2)
     assert (report.applied, report.nonfinite) == (False, True)
 
@@ -255,16 +255,16 @@ def test_no_optimizer_moves_without_a_gradient(start):
     engine = start(algorithm=method("critic"), max_policy_lag=1)
     whole = make_batch_of_groups(1, 4, version=2)
     engine.update(whole, current_version=2)
-    critic = [p.detach().clone() for p in engine._own.critic.module.parameters()]
+    critic = [p.detach().clone() for p in engine.critic.module.parameters()]
     window = [dataclasses.replace(t, status="unfinished", rewards=[]) for t in whole]
     assert engine.update(window, current_version=2).applied
-    assert all(torch.equal(a, b) for a, b in zip(critic, engine._own.critic.module.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(critic, engine.critic.module.parameters(), strict=True))
     policy = weights_of(engine)
     report = engine.update(whole, current_version=9)
     assert not report.applied
     assert not report.nonfinite
     assert_close(weights_of(engine), policy, atol=0)
-    assert not torch.equal(critic[0], next(iter(engine._own.critic.module.parameters())))
+    assert not torch.equal(critic[0], next(iter(engine.critic.module.parameters())))
 
 
 def test_a_policy_does_not_decay_while_its_critic_warms_up(start):

@@ -89,8 +89,8 @@ def test_one_rank_equals_a_slow_twin(start, model, name, steps):
 def test_a_token_is_scored_once_whatever_the_number_of_passes(start, monkeypatch, steps, scoring):
     """Count the tokens of forward passes: one pass scores, and each pass of the update is one more."""
     engine, seen = start(f"dual_clip+{steps}"), []
-    forward = engine._own.updater.forward
-    monkeypatch.setattr(engine._own.updater, "forward", lambda m: seen.append(len(m.token)) or forward(m))
+    forward = engine.updater.forward
+    monkeypatch.setattr(engine.updater, "forward", lambda m: seen.append(len(m.token)) or forward(m))
     batch = method_batches()[0]
     engine.update(batch, current_version=2)
     assert sum(seen) == (scoring + method(f"dual_clip+{steps}").passes) * sum(t.action_tokens for t in batch)

@@ -151,7 +151,7 @@ def test_frozen_policies_score_a_batch_as_the_policy_with_equal_weights_does(mod
     engine = TrainingEngine(LearnerConfig(algorithm=algorithm), model=str(model), total_steps=10, seed=0)
     try:
         assert engine.route_layers == ([0, 1], CHOSEN)
-        updater = engine._own.updater
+        updater = engine.updater
         batch = engine._batch(list(map(with_routes, make_batch_of_groups(3, 4))), 0)
         micro_batches = updater._micro_batches(batch, np.arange(len(batch.lengths)))
         updater.routes.begin(len(batch.token_ids), batch.routes)

@@ -11,5 +11,5 @@ def gradient_errors(engine):
     calls this.
     """
     batches = MicroBatches(64, VOCAB, rows=2, length=12)
-    exact, rounded = exact_sums(engine.model, batches, engine._own.deepspeed.device)
+    exact, rounded = exact_sums(engine.model, batches, engine.deepspeed.device)
     return [relative_error(sums, exact) for sums in (summed_by(engine, batches), rounded)]

@@ -20,14 +20,14 @@ def test_the_bucket_is_no_larger_than_the_gradients_and_counted_whole(model, sta
     config = LearnerConfig(zero_stage=stage, dtype=dtype)
     engine = TrainingEngine(config, model=model, total_steps=1, seed=0)
     try:
-        zero = engine._own.deepspeed.optimizer
+        zero = engine.deepspeed.optimizer
         if stage < 3:
             # DeepSpeed makes these buffers in a backward pass, and drops them behind it.
             zero.setup_buckets()
             buffers = [buffer for bucket in zero.ipg_buckets.values() for buffer in bucket.buffer]
         else:
             buffers = [bucket.buffer for bucket in zero.ipg_buckets.values()]
-        parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine._own.deepspeed.module.parameters())
+        parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.deepspeed.module.parameters())
         size = ModelSize(parameters, hidden=128, inner=192, layers=2)
         assert sum(buffer.nbytes for buffer in buffers) == bucket_bytes(config, size) > 0
     finally:

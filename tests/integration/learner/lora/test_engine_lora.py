@@ -59,14 +59,14 @@ def start(model):
 
 def factors_of(engine):
     """Return the adapters: names in the module, and copies."""
-    return {name: tensor.clone() for name, tensor in trained_weights(engine._own.deepspeed)}
+    return {name: tensor.clone() for name, tensor in trained_weights(engine.deepspeed)}
 
 
 def frozen_of(engine):
     """Return the weights below the adapters, under the names of the model without adapters."""
     import deepspeed
 
-    lm = engine._own.deepspeed.module.lm
+    lm = engine.deepspeed.module.lm
     named = [(name, p) for name, p in lm.named_parameters() if not p.requires_grad]
     with deepspeed.zero.GatheredParameters([p for _, p in named if hasattr(p, "ds_id")]):
         return {published_name(name): p.detach().clone() for name, p in named}
@@ -203,7 +203,7 @@ def test_shards_are_gathered_with_their_adapters(start, monkeypatch):
     for engine in (whole, sharded):
         for _ in range(2):
             assert engine.update(make_batch_of_groups(), current_version=0).applied
-    assert all(p.numel() == 0 for p in sharded._own.deepspeed.module.lm.parameters())
+    assert all(p.numel() == 0 for p in sharded.deepspeed.module.lm.parameters())
     assert_weights_close(weights_of(sharded), weights_of(whole), atol=1e-5)
     assert_equal(frozen_of(sharded), frozen_of(whole))
 
@@ -216,7 +216,7 @@ def test_published_weights_compute_what_the_adapters_compute(start, model):
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     plain.load_state_dict(weights_of(engine), strict=False)
     moved = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    lm = engine._own.deepspeed.module.lm
+    lm = engine.deepspeed.module.lm
     with torch.no_grad():
         for t in trajectories:
             expected = log_probabilities(lm, t)
@@ -376,7 +376,7 @@ def test_the_reference_is_the_model_without_adapters(start, model):
 
 def scores_of(engine, trajectories):
     """Return the log-probabilities under each frozen policy."""
-    updater, batch = engine._own.updater, engine._batch(trajectories, 0)
+    updater, batch = engine.updater, engine._batch(trajectories, 0)
     micro_batches = updater._micro_batches(batch, np.arange(len(trajectories)))
     return [torch.cat(frozen.score(batch, micro_batches)) for frozen in updater.frozen.values()]
 
@@ -388,7 +388,7 @@ def test_the_predecessor_has_the_adapters_before_the_update(start, stage):
     for _ in range(2):
         before = factors_of(engine)
         assert engine.update(make_batch_of_groups(), current_version=0).applied
-        predecessor = dict(engine._own.updater.frozen["predecessor"]._module.lm.named_parameters())
+        predecessor = dict(engine.updater.frozen["predecessor"]._module.lm.named_parameters())
         assert_equal({name: predecessor[name] for name in before}, before)
 
 
@@ -400,7 +400,7 @@ def test_a_reincarnation_makes_the_present_adapters_the_reference(start):
     engine.update(make_batch_of_groups(), current_version=0)
     expected = factors_of(engine)
     engine.update(make_batch_of_groups(), current_version=0)
-    reference = dict(engine._own.updater.frozen["reference"]._module.lm.named_parameters())
+    reference = dict(engine.updater.frozen["reference"]._module.lm.named_parameters())
     assert_equal({name: reference[name] for name in expected}, expected)
 
 
