@@ -271,10 +271,10 @@ def replay_quota_beside(share: float, fresh: int, carry: float) -> tuple[int, fl
     """
     if not 0 <= share < 1:
         raise ValueError(f"share is {share}, it must be at least 0 and below 1")
-    return _whole(share / (1 - share) * fresh + carry)
+    return _integer_part(share / (1 - share) * fresh + carry)
 
 
-def _whole(amount: float) -> tuple[int, float]:
+def _integer_part(amount: float) -> tuple[int, float]:
     """Split an amount into its whole part and the remainder."""
     whole = math.floor(amount + ROUNDING)
     return whole, max(0.0, amount - whole)

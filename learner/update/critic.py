@@ -191,5 +191,5 @@ def estimate_tokens(
             logp, _, head = forward(micro_batch)
             assert head is not None
             values = head
-        recorder.put(micro_batch, {"value": values, "logp_current": logp})
+        recorder.record_rows(micro_batch, {"value": values, "logp_current": logp})
     return recorder.gathered("value", "logp_current")

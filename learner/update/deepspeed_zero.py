@@ -262,15 +262,15 @@ class _Weight(NamedTuple):
 
     @property
     def parts(self) -> list[Tensor]:
-        """Tensors that must be gathered for `whole`."""
+        """Tensors that must be gathered for `merged`."""
         return [self.tensor] if self.adapter is None else [self.tensor, self.adapter.down, self.adapter.up]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts when they are whole."""
+        """Bytes of all parts when they are gathered."""
         return sum(getattr(part, "ds_numel", part.numel()) * part.element_size() for part in self.parts)
 
-    def whole(self) -> Tensor:
+    def merged(self) -> Tensor:
         """Return the tensor, with its adapter, on its device."""
         tensor = self.tensor.detach()
         return (tensor if self.adapter is None else self.adapter.merged(tensor)).contiguous()
@@ -331,7 +331,7 @@ def trained_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
 def _gathered(engine: Any, weights: list[_Weight]) -> Iterator[tuple[str, Tensor]]:
     if engine.zero_optimization_stage() < 3:
         for weight in weights:
-            yield weight.name, weight.whole()
+            yield weight.name, weight.merged()
         return
     import deepspeed
 
@@ -339,7 +339,7 @@ def _gathered(engine: Any, weights: list[_Weight]) -> Iterator[tuple[str, Tensor
         sharded = [part for weight in bucket for part in weight.parts if hasattr(part, "ds_id")]
         with deepspeed.zero.GatheredParameters(sharded):
             for weight in bucket:
-                yield weight.name, weight.whole()
+                yield weight.name, weight.merged()
 
 
 def _model_weights(engine: Any) -> list[_Weight]:

@@ -32,7 +32,7 @@ from learner.update.devices import fuse_layers, keep_freed_memory, pack_no_rows,
 from learner.update.lora import count_parameters, frozen_digest
 from learner.update.policy import FrozenPolicy, PolicyModule, load_policy, save_pretrained
 from learner.update.report import UpdateOutcome, UpdateReport, make_report, mean_length, token_operations
-from learner.update.routed_experts import RouteReplay
+from learner.update.routed_experts import ForcedRoutes
 from learner.update.updater import Updater
 from learner.weight_copy import CopyStream, OutgoingWeights, register, rounded_shapes
 
@@ -173,7 +173,7 @@ class TrainingEngine:
             state=first_state(algorithm),
             sharing=policy.sharing if config.share_prefixes else 0,
             copies=self.copies,
-            routes=None if algorithm.routes == "current" else RouteReplay(policy.lm, algorithm.routes),
+            routes=None if algorithm.routes == "current" else ForcedRoutes(policy.lm, algorithm.routes),
         )
 
     @property

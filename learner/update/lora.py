@@ -218,14 +218,14 @@ def frozen_digest(lm: nn.Module) -> str:
     frozen = {name: p for name, p in lm.named_parameters() if not p.requires_grad}
     hashed = blake3(max_threads=blake3.AUTO)
     for name, parameter in frozen.items():
-        with _whole(parameter):
+        with _gathered(parameter):
             hashed.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
             flat = parameter.detach().to("cpu").contiguous().reshape(-1)
             hashed.update(flat.view(torch.uint8).numpy().data)
     return hashed.hexdigest() if frozen else ""
 
 
-def _whole(parameter: Tensor) -> AbstractContextManager[Any]:
+def _gathered(parameter: Tensor) -> AbstractContextManager[Any]:
     """Return a context in which a parameter is whole, also where DeepSpeed has cut it."""
     if not hasattr(parameter, "ds_id"):
         return nullcontext()

@@ -51,7 +51,7 @@ class MicroBatch:
     """Number of input positions that are not padding."""
     inputs: int
     """Number of inputs of all branches, shared ones counted for each."""
-    held: list[tuple[int, Int64s]]
+    branch_places: list[tuple[int, Int64s]]
     """Index b·T of the row that holds each branch, and the places of its inputs in that row, [S]."""
     begins: Int64s
     """Index of the first token of each branch, in the batch or in `origin`, [S]."""
@@ -66,7 +66,7 @@ class MicroBatch:
     def input_token(self) -> Int64s:
         """Index in the batch of each input token of all branches, [inputs]."""
         tokens = [
-            begin + np.arange(places.size) for begin, (_, places) in zip(self.begins, self.held, strict=True)
+            begin + np.arange(places.size) for begin, (_, places) in zip(self.begins, self.branch_places, strict=True)
         ]
         found = np.concatenate(tokens) if tokens else np.zeros(0, dtype=np.int64)
         return found if self.origin is None else self.origin[found].astype(np.int64)
@@ -74,7 +74,7 @@ class MicroBatch:
     @property
     def input_place(self) -> Int64s:
         """Index b·T + t of the position that holds each of them, [inputs]."""
-        found = [offset + places for offset, places in self.held]
+        found = [offset + places for offset, places in self.branch_places]
         return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
 
@@ -91,7 +91,7 @@ def dummy(columns: Sequence[str]) -> MicroBatch:
         token=np.full(1, -1, dtype=np.int64),
         filled=0,
         inputs=0,
-        held=[],
+        branch_places=[],
         begins=np.zeros(0, dtype=np.int64),
     )
 
@@ -248,7 +248,7 @@ def _micro_batch(
         token=np.searchsorted(np.flatnonzero(batch.seen_mask), place),
         filled=sum([row.token_ids.size for row in rows]),
         inputs=sum([places.size for _, places in inputs]),
-        held=inputs,
+        branch_places=inputs,
         begins=layout.starts[branches],
         origin=layout.origin,
         **_tree(rows, length),
@@ -261,7 +261,7 @@ def _targets(
     """Return the index in the batch of each target, and that of the input position which predicts it, [N] each.
 
     Args:
-        inputs: `MicroBatch.held` of the branches.
+        inputs: `MicroBatch.branch_places` of the branches.
     """
     places, positions = [], []
     starts = layout.starts

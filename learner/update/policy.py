@@ -18,7 +18,7 @@ from learner.update.batch import Batch
 from learner.update.devices import Agree, fuse_layers
 from learner.update.lora import add_adapters
 from learner.update.micro_batches import MicroBatch
-from learner.update.routed_experts import RouteReplay
+from learner.update.routed_experts import ForcedRoutes
 from learner.update.rows import tree_attention, tree_row
 from learner.update.target_logp import Head, logits_after_head, select, target_logp
 from protocol.files import whole_file
@@ -323,7 +323,7 @@ class FrozenPolicy:
         fuse_layers(module.lm, device, agree)
         self._module.find_shortcuts()
         self._device = device
-        self._routes = RouteReplay(module.lm, "behaviour") if given_routes else None
+        self._routes = ForcedRoutes(module.lm, "behaviour") if given_routes else None
 
     @torch.no_grad()
     def score(self, batch: Batch, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:

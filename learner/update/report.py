@@ -61,7 +61,7 @@ class UpdateOutcome:
     route_inputs: float = 0.0
 
     def take_routes(self, counts: Tensor) -> None:
-        """Take over the counts of `learner.update.routed_experts.RouteReplay.end`, summed over the ranks."""
+        """Take over the counts of `learner.update.routed_experts.ForcedRoutes.end`, summed over the ranks."""
         self.routes, self.rerouted, self.routed_inputs, self.route_inputs = counts.tolist()
 
     @property
@@ -109,7 +109,7 @@ class TokenRecorder:
     def nonfinite(self) -> bool:
         return any(not step.applied for step in (*self.steps, *self.critic_steps))
 
-    def begin(self, pass_index: int, numbers: Adaptive, bounds: BalancedBounds | None) -> None:
+    def begin_step(self, pass_index: int, numbers: Adaptive, bounds: BalancedBounds | None) -> None:
         """Begin an optimizer step in this pass over the batch."""
         # Invariant: one rank holds the numbers of a token, because `gathered` sums over ranks. In a new pass
         # it may be a different rank.
@@ -122,14 +122,14 @@ class TokenRecorder:
         if bounds is not None:
             self._bounds.append(bounds)
 
-    def put(self, micro_batch: MicroBatch, rows: Mapping[str, Tensor]) -> None:
+    def record_rows(self, micro_batch: MicroBatch, rows: Mapping[str, Tensor]) -> None:
         """Record rows of all targets of a micro-batch."""
         if micro_batch.token[0] >= 0:
             for name, values in rows.items():
                 numbers = values.detach().float()[None]
                 self._waiting.append(([ROWS.index(name)], micro_batch.token, numbers))
 
-    def policy(self, micro_batch: MicroBatch, diagnostics: Diagnostics) -> None:
+    def record_diagnostics(self, micro_batch: MicroBatch, diagnostics: Diagnostics) -> None:
         """Record the objective's diagnostics for the targets that carry policy gradient."""
         if micro_batch.token[0] < 0:
             return

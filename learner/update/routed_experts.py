@@ -224,7 +224,7 @@ class GivenRoutes(Protocol):
     def experts(self) -> Experts: ...
 
 
-class RouteReplay:
+class ForcedRoutes:
     """The experts that were chosen for each token of a batch, and the hooks that make the model choose them again.
 
     Call `begin` before the first pass over a batch, `seal` behind those that may be recorded, and `end` when the batch
@@ -236,7 +236,7 @@ class RouteReplay:
 
     Args:
         lm: a causal language model of transformers, where it computes.
-        kind: whose experts are replayed. "proximal": those of the passes between `begin` and `seal`; "behaviour": those
+        kind: whose experts are forced. "proximal": those of the passes between `begin` and `seal`; "behaviour": those
             that `begin` is given.
 
     Raises:
@@ -265,12 +265,12 @@ class RouteReplay:
 
     @property
     def layers(self) -> RouteLayers | None:
-        """Layers whose given experts are replayed; None if none are given."""
+        """Layers whose given experts are forced; None if none are given."""
         return RouteLayers(self._layers, self._chosen) if self.given else None
 
     def _reset(self) -> None:
         self._forced = self._takes = self._real = None
-        self._replayed, self._changed = 0, torch.zeros((), dtype=torch.int64)
+        self._choices, self._changed = 0, torch.zeros((), dtype=torch.int64)
         self._inputs = self._known_inputs = 0
 
     def begin(self, tokens: int, routes: GivenRoutes | None = None) -> None:
@@ -342,7 +342,7 @@ class RouteReplay:
         """End the recording, if there is one; later passes compute with what was recorded.
 
         Args:
-            over_ranks: function that sums a tensor over ranks, if a rank may replay what another one recorded.
+            over_ranks: function that sums a tensor over ranks, if a rank may be forced to what another one recorded.
             rank: this rank.
             ranks: number of ranks.
         """
@@ -362,11 +362,11 @@ class RouteReplay:
     def end(self) -> Tensor:
         """Forget the batch. Return counts, float64 [4].
 
-        They are: replayed choices; those of them that the routers would not make now; input tokens whose experts the
+        They are: forced choices; those of them that the routers would not make now; input tokens whose experts the
         generators have told; input tokens. The last two are 0 for the kind "proximal".
         """
         counts = [
-            self._replayed,
+            self._choices,
             int(self._changed),
             self.given * self._known_inputs,
             self.given * self._inputs,
@@ -384,7 +384,7 @@ class RouteReplay:
                 return None
             routes = self._forced[index]
             stays = (own[self._real, :, None] == routes[self._real, None, :]).any(dim=1)
-            self._replayed += stays.numel()
+            self._choices += stays.numel()
             # The sum stays on the device, which would otherwise be waited for in every layer.
             self._changed = self._changed.to(stays.device) + (~stays).sum()
             anew, experts = router.weigh(logits, routes).to(weights.dtype), routes.to(own.dtype)
@@ -393,9 +393,9 @@ class RouteReplay:
                     torch.where(self._takes, anew, weights),
                     torch.where(self._takes, experts, own),
                 )
-            replayed = list(answer)
-            replayed[router.places.weights], replayed[router.places.chosen] = anew, experts
-            return tuple(replayed)
+            forced = list(answer)
+            forced[router.places.weights], forced[router.places.chosen] = anew, experts
+            return tuple(forced)
 
         return after
 

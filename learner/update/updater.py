@@ -33,7 +33,7 @@ from learner.update.micro_batches import MicroBatch, MiniBatch, make_micro_batch
 from learner.update.objective import Adaptive, Objective, make_objective
 from learner.update.policy import FrozenPolicy, Outputs, micro_batch_inputs
 from learner.update.report import TokenRecorder, UpdateOutcome
-from learner.update.routed_experts import RouteReplay
+from learner.update.routed_experts import ForcedRoutes
 from learner.update.rows import ON_CPU, ON_GPU
 from learner.update.scores import (
     Scores,
@@ -69,7 +69,7 @@ class Updater:
     """Width of the model if trajectories of a group share rows; 0 if they do not."""
     copies: CopyStream | None = None
     """Stream of the copies of published weights, for which an optimizer step waits; None on a CPU."""
-    routes: RouteReplay | None = None
+    routes: ForcedRoutes | None = None
     """Replay of the policy's choice of experts; None if each pass chooses its own."""
     _step: int = field(default=0, init=False)
     """Learner step in progress."""
@@ -102,7 +102,7 @@ class Updater:
                 device=self.device,
             )
             numbers = adaptive(algorithm, self.state, step=step, steps=self.total_steps, bounds=bounds)
-            recorder.begin(mini_batch.pass_index, numbers, bounds)
+            recorder.begin_step(mini_batch.pass_index, numbers, bounds)
             self._accumulate(mini_batch, scored, objective, numbers, recorder)
             self._finish(mini_batch, recorder, algorithm, optimizer_step)
             if recorder.nonfinite:
@@ -145,7 +145,7 @@ class Updater:
         batch: Batch,
         mini_batches: Sequence[MiniBatch],
         algorithm: AlgorithmConfig,
-        routes: RouteReplay | None,
+        routes: ForcedRoutes | None,
     ) -> list[list[Scores]]:
         """Score all mini-batches, and record the routes of the pass that scores them, if they are to be replayed."""
         if routes is not None:
@@ -243,7 +243,7 @@ class Updater:
                 for i, micro_batch in enumerate(micro_batches):
                     values = self.critic(**critic_inputs(micro_batch, self.device))
                     loss = self._value_loss(micro_batch, values)
-                    recorder.put(micro_batch, {"value": values})
+                    recorder.record_rows(micro_batch, {"value": values})
                     backward(loss, i == len(micro_batches) - 1)
         if not self._trains_policy(mini_batch):
             return
@@ -279,14 +279,14 @@ class Updater:
             tokens = chosen_tokens(micro_batch, columns, scored, policy)
             part, diagnostics = objective(tokens, numbers, outputs.logp[policy], outputs.entropy[policy])
             loss = loss + part
-            recorder.policy(micro_batch, diagnostics)
+            recorder.record_diagnostics(micro_batch, diagnostics)
         coefficient = self.config.algorithm.imitation_coefficient
         if coefficient and not self._warming_up:
             loss = loss - coefficient * (columns["imitation_weight"] * outputs.logp).sum()
         critic = self.config.algorithm.critic
         if outputs.value is not None and critic is not None:
             loss = loss + critic.coefficient * self._value_loss(micro_batch, outputs.value)
-            recorder.put(micro_batch, {"value": outputs.value.detach()})
+            recorder.record_rows(micro_batch, {"value": outputs.value.detach()})
         # Invariant: all ranks skip a step together. A NaN in the gradient reaches every rank, whichever way the loss
         # was not finite. The host reads no number here, so that passes are queued while a GPU computes.
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)

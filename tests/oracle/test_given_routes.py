@@ -10,7 +10,7 @@ from torch.nn import functional
 from learner.errors import RoutesUnknown
 from learner.update.batch import BatchRoutes
 from learner.update.micro_batches import make_micro_batches
-from learner.update.routed_experts import RouteReplay
+from learner.update.routed_experts import ForcedRoutes
 from learner.update.rows import ON_GPU
 from tests.integration.learner.tiny_mixture import CHOSEN, EXPERTS, LAYERS, tiny_mixture
 from tests.oracle.test_routing_replay import CPU, twin
@@ -22,7 +22,7 @@ class Scene:
 
     def __init__(self, trajectories) -> None:
         self.lm = tiny_mixture(seed=1)
-        self.replay = RouteReplay(self.lm, "behaviour")
+        self.replay = ForcedRoutes(self.lm, "behaviour")
         self.batch = batch_of(trajectories)
         (self.micro_batch,) = make_micro_batches(
             self.batch, np.arange(len(trajectories)), aggregation="token_mean", budget=4096, rule=ON_GPU
@@ -151,4 +151,4 @@ def test_routers_without_a_number_are_refused(monkeypatch):
 
     monkeypatch.setattr(Router, "layer", property(lambda self: 0))
     with pytest.raises(RoutesUnknown, match=r"model\.layers\.0\.mlp\.gate, .* do not tell which layer"):
-        RouteReplay(tiny_mixture(seed=1), "behaviour")
+        ForcedRoutes(tiny_mixture(seed=1), "behaviour")

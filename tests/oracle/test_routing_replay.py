@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from learner.errors import RoutesUnknown
 from learner.update.micro_batches import make_micro_batches
-from learner.update.routed_experts import RouteReplay, replayed_weights
+from learner.update.routed_experts import ForcedRoutes, replayed_weights
 from learner.update.rows import ON_GPU
 from tests.integration.learner.tiny_mixture import CHOSEN, EXPERTS, LAYERS, tiny_mixture
 from tests.integration.learner.tiny_qwen3 import tiny_model
@@ -69,7 +69,7 @@ class Scene:
 
     def __init__(self, lm=None) -> None:
         self.lm = tiny_mixture(seed=1) if lm is None else lm
-        self.replay = RouteReplay(self.lm)
+        self.replay = ForcedRoutes(self.lm)
         self.batch = batch_of(make_batch_of_groups(2, 3))
         members = np.arange(len(self.batch.lengths))
         (self.micro_batch,) = make_micro_batches(
@@ -202,7 +202,7 @@ def test_a_family_that_weighs_by_neither_is_refused():
     """Phi-3.5-MoE masks logits that are far from the largest one before its softmax."""
     config = AutoConfig.for_model("phimoe", **SIZES, num_local_experts=4, pad_token_id=0)
     with pytest.raises(RoutesUnknown, match="does not weigh experts by a softmax or sigmoid"):
-        RouteReplay(AutoModelForCausalLM.from_config(config).float().eval())
+        ForcedRoutes(AutoModelForCausalLM.from_config(config).float().eval())
 
 
 def test_routers_that_tell_nothing_are_refused():
@@ -211,12 +211,12 @@ def test_routers_that_tell_nothing_are_refused():
     with torch.no_grad():
         lm.model.layers[1].mlp.gate.weight.zero_()
     with pytest.raises(RoutesUnknown, match=r"layers\.1\.mlp\.gate gives all experts equal numbers"):
-        RouteReplay(lm)
+        ForcedRoutes(lm)
 
 
 def test_a_dense_model_is_refused():
     with pytest.raises(RoutesUnknown, match="no layer of the model is known to choose experts"):
-        RouteReplay(tiny_model(tied=True, seed=0))
+        ForcedRoutes(tiny_model(tied=True, seed=0))
 
 
 def test_a_router_that_weighs_otherwise_is_refused():
@@ -224,4 +224,4 @@ def test_a_router_that_weighs_otherwise_is_refused():
     gate = lm.model.layers[1].mlp.gate
     gate.register_forward_hook(lambda _module, _inputs, output: (output[0], output[1].square(), output[2]))
     with pytest.raises(RoutesUnknown, match=r"model.layers.1.mlp.gate does not weigh experts by a softmax"):
-        RouteReplay(lm)
+        ForcedRoutes(lm)

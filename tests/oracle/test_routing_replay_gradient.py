@@ -12,7 +12,7 @@ import torch
 
 from learner.update.micro_batches import make_micro_batches
 from learner.update.policy import PolicyModule, micro_batch_inputs
-from learner.update.routed_experts import RouteReplay
+from learner.update.routed_experts import ForcedRoutes
 from tests.integration.learner.tiny_mixture import CHOSEN, LAYERS, tiny_mixture
 from tests.trajectories import batch_of, make_trajectory
 
@@ -88,7 +88,7 @@ def gradients(first, lm, batch, *, budget, width, checkpointing=False):
     module = PolicyModule(lm)
     module.find_shortcuts()
     after = {name: p.detach().clone() for name, p in lm.named_parameters()}
-    replay = RouteReplay(lm)
+    replay = ForcedRoutes(lm)
     micro_batches = make_micro_batches(
         batch, np.arange(len(batch.lengths)), aggregation="token_mean", budget=budget, width=width
     )
