@@ -66,7 +66,8 @@ class MicroBatch:
     def input_token(self) -> Int64s:
         """Index in the batch of each input token of all branches, [inputs]."""
         tokens = [
-            begin + np.arange(places.size) for begin, (_, places) in zip(self.begins, self.branch_places, strict=True)
+            begin + np.arange(places.size)
+            for begin, (_, places) in zip(self.begins, self.branch_places, strict=True)
         ]
         found = np.concatenate(tokens) if tokens else np.zeros(0, dtype=np.int64)
         return found if self.origin is None else self.origin[found].astype(np.int64)
