@@ -8,7 +8,8 @@ backticks of the sentence before. A comment in front of a block says what a read
 - `<!-- over: FILE -->`: the block is a part of a run file; it is loaded over this one.
 - `<!-- with: OVERRIDES -->`: what is appended to the commands of the block, so that they take seconds.
 - `<!-- two-hosts: WHERE -->`: tests/e2e/test_two_hosts.py runs the block.
-- `<!-- background -->`: the command stays while the rest of the page runs.
+- `<!-- background -->`: the command, or the program, stays while the rest of the page runs.
+- `<!-- program -->`: the file is a program, which runs in a process of its own.
 """
 
 import contextlib
@@ -73,7 +74,7 @@ class Block:
         for said in (re.split(r"(?<=[.!?])\s", self.before)[-1], self.before):
             named = re.findall(rf"`({_FILE})`", said)
             fits = [name for name in named if name.endswith(ending.get(self.language, ()))]
-            if fits and self.before.endswith(":"):
+            if fits and (self.before.endswith(":") or f"Save it as `{fits[0]}`" in said):
                 return fits[0]
         return ""
 
@@ -130,7 +131,9 @@ class PageRun:
         match block.language:
             case "python" if not block.file:
                 exec(compile(text, place, "exec"), self.names)
-            case "python" if "input(" not in text and "ThreadLink" not in text and "zmq" not in text:
+            case "python" if block.comment in ("<!-- background -->", "<!-- program -->"):
+                return self.command(block, ["python", block.file], fails=False)
+            case "python":
                 runpy.run_path(str(self.folder / block.file), run_name="page")
             case "toml" if block.file and not text.startswith(("[project]", "# not a run file")):
                 self.run_file = block.file
@@ -142,7 +145,7 @@ class PageRun:
         return ""
 
     def model_of(self, block: Block) -> list[str]:
-        return [*self.overrides, *shlex.split(block.said("with"))]
+        return [*shlex.split(block.said("with")), *self.overrides]
 
     def load_part(self, block: Block, text: str) -> None:
         """Load a part of a run file over the file that it belongs to, and keep it as that file."""
