@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Any, Literal, cast
 
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 NAME = "look_up_word"
 ARGUMENTS: Mapping[str, Any] = {"word": "two words", "count": 7}
+OTHER_ARGUMENTS: Mapping[str, Any] = {"word": "one </b> more", "count": 17}
+"""Arguments of the second of two calls; they quote a mark."""
 TOOL: ToolSchema = {
     "type": "function",
     "function": {
@@ -52,6 +55,8 @@ class WrittenCall:
 
     text: str
     """Text of the answer."""
+    twice: str = ""
+    """Text of an answer with this call and one with `OTHER_ARGUMENTS`; "" if the template writes one call only."""
 
     @property
     def mark(self) -> str:
@@ -65,6 +70,16 @@ class WrittenCall:
         found = _MARK.search(begin)
         return found[0] if found else ""
 
+    @property
+    def marks(self) -> frozenset[str]:
+        """All markup of the answer. Any of it in an answer says that a call was meant, even if the first is left out.
+
+        Example:
+            >>> sorted(WrittenCall(f"<think></think><|call|>{NAME}<|end_call|>").marks)
+            ['<|call|>', '<|end_call|>']
+        """
+        return frozenset(_MARK.findall(self.text.rpartition("</think>")[2]))
+
 
 def written_calls(template: ChatTemplate) -> list[WrittenCall]:
     """Return the call in the forms that a template takes: arguments as a map or as JSON, ids of both kinds.
@@ -74,16 +89,20 @@ def written_calls(template: ChatTemplate) -> list[WrittenCall]:
     """
     found = dict[str, WrittenCall]()
     for name_in_id in _IDS:
-        for arguments in (dict(ARGUMENTS), json.dumps(ARGUMENTS)):
-            call = {"id": name_in_id, "type": "function", "function": {"name": NAME, "arguments": arguments}}
-            answer = cast(ChatMessage, {"role": "assistant", "content": "", "tool_calls": [call]})
-            try:
-                text = _answer_text(template, answer)
-            except TemplateUnusable:
-                continue
+        for as_text in (False, True):
+            text = _answer_text(template, [_listed(name_in_id, ARGUMENTS, as_text)])
             if NAME in text:
-                found.setdefault(text, WrittenCall(text))
+                other = _listed(name_in_id.replace("0", "1"), OTHER_ARGUMENTS, as_text)
+                twice = _answer_text(template, [_listed(name_in_id, ARGUMENTS, as_text), other])
+                found.setdefault(
+                    text, WrittenCall(text, twice if twice.count(NAME) > text.count(NAME) else "")
+                )
     return list(found.values())
+
+
+def _listed(name: str, arguments: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
+    given = json.dumps(arguments) if as_text else dict(arguments)
+    return {"id": name, "type": "function", "function": {"name": NAME, "arguments": given}}
 
 
 def opens_thought(template: ChatTemplate) -> bool:
@@ -95,10 +114,14 @@ def opens_thought(template: ChatTemplate) -> bool:
     return "</think>" not in prompt.rpartition("<think>")[2] and "<think>" in prompt
 
 
-def _answer_text(template: ChatTemplate, answer: ChatMessage) -> str:
-    """Return what a template writes for an answer, without its end token and all that follows."""
-    whole = template.text([_QUESTION, answer], [TOOL])
-    text = _behind(whole, template.text([_QUESTION], [TOOL], add_generation_prompt=True))
+def _answer_text(template: ChatTemplate, calls: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a template writes for an answer with calls, without its end token; "" if it refuses them."""
+    answer = cast(ChatMessage, {"role": "assistant", "content": "", "tool_calls": list(calls)})
+    try:
+        whole = template.text([_QUESTION, answer], [TOOL])
+        text = _behind(whole, template.text([_QUESTION], [TOOL], add_generation_prompt=True))
+    except TemplateUnusable:
+        return ""
     last = max(text.rfind("7"), 0)
     ends = [at for end in template.ends if (at := text.find(end, last)) >= 0]
     return text[: min(ends, default=len(text))]
@@ -235,19 +258,20 @@ class CallReading:
     ) -> None:
         self._chosen: LibraryReader | None = None
         self._thinks = thinks
+        self._marks: frozenset[str] = frozenset()
         self.mark, self.reader = "", self._choose(written, library)
         if written and self.reader in ("library", "nobody"):
-            self.mark = written[0].mark
+            self.mark, self._marks = written[0].mark, written[0].marks
 
     def _choose(
         self, written: Sequence[WrittenCall], library: Callable[[], Iterable[LibraryReader]]
     ) -> Reader:
         if not written:
             return "none written"
-        if any(_is_probe(find_calls(call.text, {NAME: TOOL})) for call in written):
+        if any(_reads(lambda text: find_calls(text, {NAME: TOOL}), call) for call in written):
             return "environments"
         for reader in library():
-            if any(_is_probe(_read(reader, call.text.rpartition(_CLOSED)[2])[1]) for call in written):
+            if any(_reads(partial(_calls_behind_thought, reader), call) for call in written):
                 self._chosen = reader
                 log.info("tool calls are read as those of %s", reader.family)
                 return "library"
@@ -270,10 +294,10 @@ class CallReading:
         if calls:
             blocks = [_block(call) for call in calls]
             return thought + "\n".join([content, *blocks] if content else blocks)
-        if not self.mark or self.mark not in text:
+        begin = min((at for mark in self._marks if (at := text.find(mark)) >= 0), default=-1)
+        if not self.mark or begin < 0:
             return answer
-        before, _, behind = text.partition(self.mark)
-        return f"{thought}{before}\n{_unreadable(self.mark + behind)}"
+        return f"{thought}{text[:begin]}\n{_unreadable(text[begin:])}"
 
     def _behind_thought(self, answer: str) -> tuple[str, str]:
         """Return the thought of an answer with its end, and the text behind it. A thought may have been cut."""
@@ -292,8 +316,14 @@ def _read(reader: LibraryReader, text: str) -> tuple[str, list[Call]]:
         return "", []
 
 
-def _is_probe(calls: Sequence[Call]) -> bool:
-    return [(call.name, call.arguments, call.error) for call in calls] == [(NAME, ARGUMENTS, "")]
+def _calls_behind_thought(reader: LibraryReader, text: str) -> list[Call]:
+    return _read(reader, text.rpartition(_CLOSED)[2])[1]
+
+
+def _reads(read: Callable[[str], list[Call]], call: WrittenCall) -> bool:
+    """Return whether a reader finds one call, and two, with their names and arguments."""
+    one, two = (Call(NAME, dict(given)) for given in (ARGUMENTS, OTHER_ARGUMENTS))
+    return read(call.text) == [one] and (not call.twice or read(call.twice) == [one, two])
 
 
 def _block(call: Call) -> str:

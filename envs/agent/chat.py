@@ -6,7 +6,6 @@ was demanded are counted.
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 
 from envs.agent.message_tree import text_of
 from envs.base import ChatMessage, ToolSchema, TurnFacts
-from envs.calls import Call, begins_call, find_calls, without_thought
+from envs.calls import final_text, read_answer, thought_of, without_thought
 from envs.errors import EnvError
 
 RECORDED = ("temperature", "top_p", "top_k", "seed", "tool_choice")
@@ -82,10 +81,6 @@ def fields_ignored(content: Mapping[str, Any], *read: str) -> int:
         2
     """
     return len(set(content) - {"model", "tools", "stream", *RECORDED, *BOUNDS, *read})
-
-
-_BLOCKS = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
-_THOUGHT = re.compile(r"(?:<think>)?(.*)</think>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -259,14 +254,17 @@ def make_reply(answer: str, request: ChatRequest, turn: int, facts: TurnFacts) -
     ends = [(at, stop) for stop in request.stop if stop and (at := text.find(stop)) >= 0]
     end, stopped_by = min(ends, default=(len(text), ""))
     text = text[:end]
-    found = find_calls(text, schemas) if schemas else []
-    calls = [call for call in found if _is_json(call)]
-    unreadable = len(found) - len(calls) if found else int(bool(schemas) and begins_call(text))
-    if calls:
-        text = _BLOCKS.sub("", text).strip() if "<tool_call>" in text else ""
+    read = read_answer(text, schemas) if schemas else None
+    found = read.calls if read is not None else []
+    calls = [call for call in found if not call.error]
+    text = final_text(text)
+    if calls and read is not None:
+        # In gpt-oss' form, what is not in the channel for the user is thought.
+        text = final_text(read.text).strip()
+        text = "" if text.startswith("<|channel|>") else text
     message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
-    if thought := _THOUGHT.match(answer):
-        message["reasoning_content"] = thought[1].strip()
+    if thought := thought_of(answer):
+        message["reasoning_content"] = thought
     if calls:
         message["tool_calls"] = [
             {
@@ -277,16 +275,7 @@ def make_reply(answer: str, request: ChatRequest, turn: int, facts: TurnFacts) -
             for number, call in enumerate(calls)
         ]
     reason = "tool_calls" if calls else "length" if facts.cut and not ends else "stop"
-    return Reply(message, reason, facts, stopped_by, unreadable)
-
-
-def _is_json(call: Call) -> bool:
-    """Return whether a call can be read, and its arguments can be written as JSON, which has no NaN."""
-    try:
-        json.dumps(call.arguments, allow_nan=False)
-    except (ValueError, RecursionError):
-        return False
-    return not call.error
+    return Reply(message, reason, facts, stopped_by, unreadable=len(found) - len(calls))
 
 
 def usage(facts: TurnFacts) -> dict[str, int]:

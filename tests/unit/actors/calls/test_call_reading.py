@@ -173,6 +173,26 @@ def test_a_call_that_the_library_cannot_read_is_counted_beside_those_that_it_can
     assert (len(reply.message["tool_calls"]), reply.unreadable) == (1, 1)
 
 
+def test_a_reader_of_one_call_that_mixes_two_is_no_reader(sections, library, monkeypatch):
+    """A reader is tried by two calls, too: one that gives the first name the second arguments reads nobody's calls."""
+    from actors.calls import LibraryReader
+
+    read = LibraryReader.read
+
+    def mixed(self, answer):
+        content, calls = read(self, answer)
+        return content, [Call(calls[0].name, calls[-1].arguments)] if calls else []
+
+    monkeypatch.setattr(LibraryReader, "read", mixed)
+    assert sections().calls.reader == "nobody"
+
+
+def test_markup_without_its_beginning_is_a_call_that_nobody_can_read(sections, without_library):
+    renderer = sections()
+    answer = section((NAME, "{}")).removeprefix(MARKS[0]).removeprefix("<|tool_call_begin|>")
+    assert reply_to(renderer.with_known_calls(f"I look. {answer}")).unreadable == 1
+
+
 def test_a_library_that_fails_costs_no_episode(sections, library, monkeypatch):
     renderer = sections()
 
