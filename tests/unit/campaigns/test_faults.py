@@ -1,14 +1,30 @@
-"""The audit of a fault campaign finds the faults that it is there to find."""
+"""A fault campaign breaks things in exactly the way that it reports, and its audit finds what it is there to find."""
 
 import json
+import random
+import socket
+import threading
+import time
 
 import msgspec
+import numpy as np
 import pytest
 
-from broker.journal.records import Kind
+from actors.generator.weights.staging import Announced, Stage
+from broker.errors import JournalError
+from broker.journal.files import numbers, read_file
+from broker.journal.opening import survey
+from broker.journal.records import Kind, file_name
 from broker.recovery import Snapshot, snapshot
+from protocol.errors import WeightsError
+from protocol.weights.files import write_version
+from protocol.weights.format import read_manifest
 from tests.broker_driver import Driver, group
 from tests.campaigns.faults.audit import Replay, audit, by_log, by_metrics, said_by_learner
+from tests.campaigns.faults.edges import half_a_record, somewhere_in_the_middle
+from tests.campaigns.faults.kinds import KINDS
+from tests.campaigns.faults.network import NEEDS_MEMORY, NEEDS_NETWORK, NEEDS_TMPFS, NEEDS_WIRE
+from tests.campaigns.faults.program import schedule
 from tests.campaigns.faults.proof import (
     acknowledged,
     by_fault,
@@ -19,6 +35,190 @@ from tests.campaigns.faults.proof import (
     summary,
     table,
 )
+from tests.campaigns.faults.scene import Flips, Proxy, Swaps
+from tests.campaigns.faults.weights import _replace, flipped, mixed, replaced, truncated
+from tests.journals import begin, contents
+
+SHAPES = {"a": ("F32", (64, 64))}
+
+
+def version(root, number):
+    array = np.full((64, 64), float(number), "<f4")
+    pieces = [("a", memoryview(array.tobytes()))]
+    return write_version(root, run="r", epoch=1, version=number, shapes=SHAPES, tensors=pieces)
+
+
+@pytest.fixture
+def stage(tmp_path):
+    stage = Stage("r-generator-0", SHAPES, root=tmp_path / "stage")
+    yield stage
+    stage.close()
+
+
+def announced(manifest):
+    found = read_manifest(manifest)
+    return Announced(found.epoch, found.version, str(manifest), (), found.root)
+
+
+def test_a_version_as_it_was_published_is_taken(tmp_path, stage):
+    manifest, data = stage.stage(announced(version(tmp_path, 7)), "r")
+    assert manifest.version == 7
+    assert data.exists()
+
+
+@pytest.mark.parametrize("damage", [truncated, flipped, replaced, mixed])
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_weights_are_refused(tmp_path, stage, damage, seed):
+    older, newer = version(tmp_path, 6), version(tmp_path, 7)
+    told = announced(newer)
+    _replace(newer.parent, older.parent, damage, random.Random(seed))
+    with pytest.raises(WeightsError):
+        stage.stage(told, "r")
+    assert sorted(path.name for path in tmp_path.glob("v*")) == [older.parent.name, newer.parent.name]
+    assert not list(tmp_path.glob("damaged")) + list(tmp_path.glob("removed"))
+
+
+# --- journal ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with begin(tmp_path / "journal") as journal:
+        for number in range(20):
+            journal.append(Kind.EVENT, b"event %d" % number)
+        journal.flush()
+    return tmp_path / "journal"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_flip_in_the_middle_is_damage_and_no_torn_end(folder, seed):
+    path, offset = somewhere_in_the_middle(folder, random.Random(seed))
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+    assert survey(folder).torn is None
+    with pytest.raises(JournalError, match=path.name):
+        contents(folder)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_half_a_record_is_a_torn_end(folder, seed):
+    before = contents(folder)
+    path = folder / file_name(numbers(folder)[-1])
+    with open(path, "ab") as file:
+        file.write(half_a_record(read_file(folder, numbers(folder)[-1]), random.Random(seed)))
+    here = survey(folder)
+    assert here.torn is not None
+    assert here.losses == []
+    assert contents(folder) == before
+
+
+# --- schedule ---------------------------------------------------------------------------------------------------
+
+
+def test_a_schedule_has_each_kind_and_is_the_same_again():
+    planned = schedule(list(KINDS), 210, seed=7)
+    assert set(planned) == set(KINDS)
+    assert len(planned) == 210
+    assert planned != sorted(planned)
+    assert planned == schedule(list(KINDS), 210, seed=7)
+
+
+def test_what_a_stage_is_built_for_exists():
+    assert set(NEEDS_MEMORY + NEEDS_NETWORK + NEEDS_TMPFS + NEEDS_WIRE) <= set(KINDS)
+
+
+@pytest.fixture
+def proxy():
+    """Yield a proxy in front of an echo server."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        while True:
+            try:
+                one, _ = server.accept()
+            except OSError:
+                return
+            threading.Thread(target=echo, args=(one,), daemon=True).start()
+
+    def echo(one):
+        with one:
+            while data := one.recv(65_536):
+                one.sendall(data)
+
+    threading.Thread(target=serve, daemon=True).start()
+    proxy = Proxy(server.getsockname())
+    yield proxy
+    proxy.close()
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+
+
+@pytest.fixture
+def client(proxy):
+    host, _, port = proxy.endpoint.removeprefix("tcp://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60.0) as client:
+        yield client
+
+
+def ask(client, data):
+    client.sendall(data)
+    got = b""
+    while len(got) < len(data):
+        piece = client.recv(65_536)
+        if not piece:
+            break
+        got += piece
+    return got
+
+
+def test_bytes_pass_and_are_recorded(proxy, client):
+    assert ask(client, b"hello") == b"hello"
+    assert ask(client, b"again") == b"again"
+    assert (proxy.recorded, proxy.connections) == (b"helloagain", 1)
+
+
+def test_each_flip_changes_one_bit(proxy, client):
+    ask(client, b"x")
+    proxy.mangle = flips = Flips(random.Random(1), share=1.0)
+    got = ask(client, bytes(100))
+    assert sum(byte.bit_count() for byte in got) == flips.count == 2  # one there, one back
+
+
+def test_swapped_halves_have_all_bytes(proxy, client):
+    ask(client, b"x")
+    proxy.mangle = swaps = Swaps(random.Random(1), share=0.5)
+    sent = bytes(range(100))
+    seen = [ask(client, sent) for _ in range(20)]
+    assert all(sorted(got) == list(sent) for got in seen)
+    assert swaps.count > 0
+    assert any(got != sent for got in seen)
+
+
+def test_a_cut_ends_the_connection_and_the_next_is_let_in(proxy, client):
+    ask(client, b"x")
+    proxy.cut()
+    assert client.recv(10) == b""
+    host, _, port = proxy.endpoint.removeprefix("tcp://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60.0) as other:
+        assert ask(other, b"y") == b"y"
+    assert proxy.connections == 2
+
+
+def test_a_delay_holds_up_every_read(proxy, client):
+    ask(client, b"x")
+    proxy.delay_s = 0.1
+    began = time.monotonic()
+    assert ask(client, b"y") == b"y"
+    assert time.monotonic() - began >= 0.2
+
+
+def test_without_a_server_behind_it_a_client_is_let_go(proxy):
+    closed = Proxy(("127.0.0.1", 1))
+    host, _, port = closed.endpoint.removeprefix("tcp://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60.0) as client:
+        assert client.recv(1) == b""
+    closed.close()
 
 
 @pytest.fixture
