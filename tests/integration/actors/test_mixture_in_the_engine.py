@@ -14,7 +14,6 @@ from tests.trajectories import make_batch_of_groups
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
 ]
 
 

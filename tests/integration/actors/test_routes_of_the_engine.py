@@ -19,7 +19,6 @@ from tests.integration.learner.tiny_mixture import save_mixture
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
 ]
 
 CONFIG = GeneratorConfig(kv_cache_mb=64, max_model_len=256, routes=True, stream_interval=8)

@@ -12,8 +12,6 @@ from tests.integration.learner.start_ranks import run_two_ranks
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.integration.learner.two_ranks import SUMS, batches, settings
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-
 CASES = [
     # First, because a model must be cut before anything else has told DeepSpeed of the ranks.
     "3-float32",

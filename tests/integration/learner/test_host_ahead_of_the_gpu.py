@@ -16,11 +16,8 @@ from learner.settings.learner import LearnerConfig
 from learner.update.devices import no_packed_rows
 from learner.update.engine import TrainingEngine
 from learner.update.updater import Updater
-from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.methods import COMPARED, METHODS
 from tests.trajectories import make_trajectory
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
 LEARNER = Path(__file__).parents[3] / "learner"
 WAITS = {
@@ -46,11 +43,6 @@ class Watch(TorchDispatchMode):
             ours = [frame for frame in traceback.extract_stack() if frame.filename.startswith(str(LEARNER))]
             self.found.add((name, ours[-1].line if ours else ""))
         return function(*args, **(kwargs or {}))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(save(tiny_model(tied=True, seed=3), tmp_path_factory.mktemp("model")))
 
 
 def batch():

@@ -15,35 +15,24 @@ from learner.update.engine import TrainingEngine
 from protocol.messages.episodes import Reward, Turn
 from tests.integration.learner.published import TIMED, weights_of, without_times
 from tests.integration.learner.start_ranks import run_two_ranks
-from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.integration.learner.two_ranks import method_batches, method_settings
 from tests.methods import METHODS, method
 from tests.trajectories import make_batch_of_groups, make_trajectory
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
 OPTIMIZER = OptimizerConfig(lr=1e-3, eps=1e-5, max_grad_norm=0.5)
 STATEFUL = ["r2vpo", "entropy_target", "entropy_band", "risk", "convex", "value_head", "critic"]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(save(tiny_model(tied=True, seed=3), tmp_path_factory.mktemp("model")))
-
-
 @pytest.fixture
-def start(model):
-    """Yield a function that makes engines; all of them are closed at the end."""
-    engines = []
+def start(model, engines):
+    """Return a function that makes engines."""
 
     def make(**settings):
         settings = {"optimizer": OPTIMIZER, "micro_batch_tokens": 40, "max_policy_lag": 4} | settings
         engines.append(TrainingEngine(LearnerConfig(**settings), model=model, total_steps=10, seed=5))
         return engines[-1]
 
-    yield make
-    for engine in engines:
-        engine.close()
+    return make
 
 
 def assert_close(found, expected, atol=2e-5):

@@ -15,9 +15,6 @@ from tests.integration.learner.published import weights_of
 from tests.integration.learner.tiny_mixture import save_mixture
 from tests.trajectories import make_batch_of_groups
 
-# The warning comes from inside torch, when DeepSpeed imports it.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):

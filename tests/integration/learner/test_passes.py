@@ -14,11 +14,8 @@ from learner.settings.learner import LearnerConfig
 from learner.update.engine import TrainingEngine
 from tests.integration.learner.published import weights_of
 from tests.integration.learner.start_ranks import run_two_ranks
-from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.integration.learner.two_ranks import OPTIMIZER, method_batches, method_settings
 from tests.methods import COMPARED, METHODS, method
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
 SEED = 5
 STEPS = ("1x1", "1x2", "2x2", "3x2", "2x3")
@@ -30,24 +27,16 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(save(tiny_model(tied=True, seed=3), tmp_path_factory.mktemp("model")))
-
-
 @pytest.fixture
-def start(model):
-    """Yield a function that makes engines of one rank; all of them are closed at the end."""
-    engines = []
+def start(model, engines):
+    """Return a function that makes engines of one rank."""
 
     def make(name):
         config = LearnerConfig(**method_settings(name, 1))
         engines.append(TrainingEngine(config, model=model, total_steps=10, seed=SEED))
         return engines[-1]
 
-    yield make
-    for engine in engines:
-        engine.close()
+    return make
 
 
 @pytest.fixture(scope="module")

@@ -30,11 +30,9 @@ from learner.update.engine import TrainingEngine
 from protocol.messages.episodes import Reward, Turn, TurnMark
 from recipes import BOUNDS_NEVER_ACT, ONE_ALGORITHM
 from tests.integration.learner.published import weights_of
-from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.trajectories import make_trajectory
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
     # The first test makes a step with each recipe.
     pytest.mark.timeout(600),
 ]
@@ -50,11 +48,6 @@ EQUAL, DIFFERENT = 1e-4, 1e-2
 """Distances of two steps, as a share of the larger one. None may be between."""
 VERSION = 2
 FAR = 1e6
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(save(tiny_model(tied=True, seed=3), tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture(scope="module")

@@ -29,10 +29,7 @@ from protocol import names
 from protocol.codec import MINOR, decode, encode_arrays, encode_delivery
 from protocol.messages.episodes import Commit, Deliver, Dropped, Held, PutTasks, Reward, Segment, Turn
 from protocol.messages.peers import Hello, PublishWeights, Welcome
-from tests.integration.learner.tiny_qwen3 import VOCAB, save, tiny_model
-
-# The warning comes from inside torch, when DeepSpeed imports it.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+from tests.integration.learner.tiny_qwen3 import VOCAB
 
 SEED = 5
 PROMPT, WINDOW = 3, 4
@@ -62,11 +59,6 @@ METHODS = {
         },
     },
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(save(tiny_model(tied=True, seed=3), tmp_path_factory.mktemp("model")))
 
 
 class System:

@@ -21,8 +21,6 @@ from tests.integration.learner.two_ranks import method_batches, method_settings
 from tests.methods import method
 from tests.trajectories import make_batch_of_groups, make_trajectory, with_routes
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-
 SHARE = "learner/rerouted_share"
 ONE_STEP = {"routes": "behaviour", "updates_per_batch": 1, "passes": 1}
 STEPS = "routes+2x2"

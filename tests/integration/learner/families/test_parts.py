@@ -19,7 +19,6 @@ from tests.integration.learner.published import weights_of
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.trajectories import make_trajectory
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 OPTIMIZER = OptimizerConfig(lr=0.5, eps=1.0, max_grad_norm=1e9)
 """The eps is so large that a step is nearly proportional to the gradient."""
 DIFFERENT = 1e-2

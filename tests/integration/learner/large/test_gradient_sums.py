@@ -7,8 +7,6 @@ from learner.update.engine import TrainingEngine
 from tests.integration.learner.large.gradient_sums import gradient_errors
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_64_micro_batches_in_bfloat16_are_summed_without_loss(tmp_path, stage):

@@ -14,8 +14,6 @@ from tests.integration.learner.published import assert_weights_close, weights_of
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.integration.learner.two_ranks import batches, settings
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-
 PROGRAM = Path(__file__).with_name("two_hosts.py")
 TOKENS = 40
 TIMEOUT_S = 240

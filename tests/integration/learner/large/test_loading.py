@@ -7,8 +7,6 @@ from learner.update import deepspeed_zero as zero
 from tests.integration.learner.large.loading import loaded
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [False, True])

@@ -10,24 +10,19 @@ from tests.integration.learner.published import assert_equal_checkpoints, weight
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.trajectories import make_batch_of_groups
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-
 OPTIMIZER = OptimizerConfig(lr=1e-3, eps=1e-5, max_grad_norm=0.5)
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, engines):
     model = str(save(tiny_model(tied=False, seed=4), tmp_path / "model"))
-    engines = []
 
     def make(**settings):
         config = LearnerConfig(optimizer=OPTIMIZER, micro_batch_tokens=40, **settings)
         engines.append(TrainingEngine(config, model=model, total_steps=10, seed=5))
         return engines[-1]
 
-    yield make
-    for engine in engines:
-        engine.close()
+    return make
 
 
 @pytest.mark.parametrize("stage", [2, 3])

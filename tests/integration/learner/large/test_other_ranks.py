@@ -12,8 +12,6 @@ from tests.integration.learner.start_ranks import run_two_ranks
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.integration.learner.two_ranks import ONE, RESUME, batches, settings
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-
 STAGES = {
     f"1-float32-{RESUME}": 0,
     f"2-float32-{RESUME}": 1,

@@ -5,14 +5,6 @@ import pytest
 from launch.preflight.memory import ModelSize, bucket_bytes
 from learner.settings.learner import LearnerConfig
 from learner.update.engine import TrainingEngine
-from tests.integration.learner.tiny_qwen3 import save, tiny_model
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(save(tiny_model(tied=True, seed=3), tmp_path_factory.mktemp("model")))
 
 
 @pytest.mark.parametrize(("stage", "dtype"), [(1, "float32"), (2, "bfloat16"), (3, "bfloat16")])

@@ -23,24 +23,15 @@ from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.methods import method
 from tests.trajectories import make_batch_of_groups
 
-# The warning comes from inside torch, when DeepSpeed imports it.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-
 STAGES = [0, 1, 2, 3]
 # eps is far above a gradient's rounding error. With 1e-8, Adam would turn a rounding error into a step of lr.
 OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1e-5, max_grad_norm=0.05, weight_decay=0.01)
 LORA = LoraConfig(rank=4, alpha=6.0)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(save(tiny_model(tied=True, seed=3), tmp_path_factory.mktemp("model")))
-
-
 @pytest.fixture
-def start(model):
-    """Yield a function that makes engines; all of them are closed at the end."""
-    engines = []
+def start(model, engines):
+    """Return a function that makes engines."""
 
     def make(path=model, **settings):
         settings = {
@@ -52,9 +43,7 @@ def start(model):
         engines.append(TrainingEngine(LearnerConfig(**settings), model=path, total_steps=10, seed=5))
         return engines[-1]
 
-    yield make
-    for engine in engines:
-        engine.close()
+    return make
 
 
 def factors_of(engine):

@@ -13,8 +13,6 @@ from tests.integration.learner.start_ranks import run_two_ranks
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.integration.learner.two_ranks import ADAPTERS, batches, settings
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-
 # Stage 3 is first, because a model must be cut before anything else has told DeepSpeed of the ranks.
 CASES = [f"{stage}-float32-{ADAPTERS}" for stage in (3, 0, 1, 2)] + [f"2-bfloat16-{ADAPTERS}"]
 
