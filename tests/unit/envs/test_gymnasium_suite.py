@@ -12,6 +12,7 @@ from envs.gym.suite import action_names, finder, plain, refuse_large, written
 from envs.registry import beside, files_of, make_suite
 from launch.cli import main
 from launch.model import make_tokenizer, save_tokenizer
+from tests.unit.envs.playing import played
 
 LAKE = {
     "id": "FrozenLake-v1",
@@ -56,18 +57,6 @@ def pair(text):
 
 def gymnasium():
     return pytest.importorskip("gymnasium", reason="the extra gym is not installed")
-
-
-def played(suite, actions, index=0, split="train"):
-    env = suite.episode()
-    try:
-        texts, results = [env.reset({"index": index, "split": split})[-1]["content"]], []
-        for action in actions:
-            results.append(env.step(action))
-            texts += [message["content"] for message in results[-1].messages()]
-        return texts, results
-    finally:
-        env.close()
 
 
 def test_the_way_over_the_lake_is_a_solved_episode():

@@ -14,6 +14,7 @@ from envs.registry import make_suite
 from launch.cli import main
 from launch.model import make_tokenizer, save_tokenizer
 from launch.run_file.load import load
+from tests.unit.envs.playing import played
 
 PAGE = Path(__file__).parents[3] / "docs" / "run" / "gymnasium.md"
 
@@ -36,18 +37,6 @@ WAY = ["right", "pickup", "forward", "right", "toggle", "forward", "forward", "r
 
 def minigrid():
     return pytest.importorskip("minigrid", reason="the extra minigrid is not installed")
-
-
-def played(suite, actions, index=0, split="train"):
-    env = suite.episode()
-    try:
-        texts, results = [env.reset({"index": index, "split": split})[-1]["content"]], []
-        for action in actions:
-            results.append(env.step(action))
-            texts += [message["content"] for message in results[-1].messages()]
-        return texts, results
-    finally:
-        env.close()
 
 
 def demonstrated(suite, index=0, split="train"):
