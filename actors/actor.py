@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -288,23 +289,20 @@ def run_actor(
     def make() -> Suite:
         return make_suite(env.name, env.params)
 
-    asyncio.run(_serve(config, name, broker, env.name, run, make, renderer, keys, in_step))
+    begin = partial(Actor, config, name, broker, env.name, run, make, renderer, keys, in_step=in_step)
+    log.info(
+        "%s: joining the broker at %s, for up to %d episodes at a time",
+        name,
+        broker,
+        config.concurrent_episodes,
+    )
+    asyncio.run(_serve(begin))
     # The linger time lets the Goodbye leave.
     zmq.Context.instance().destroy(linger=1_000)
 
 
-async def _serve(
-    config: ActorConfig,
-    name: str,
-    broker: str,
-    env_name: str,
-    run: str,
-    make: Callable[[], Suite],
-    renderer: Renderer,
-    keys: Path | None,
-    in_step: bool,
-) -> None:
-    actor = Actor(config, name, broker, env_name, run, make, renderer, keys, in_step=in_step)
+async def _serve(begin: Callable[[], Actor]) -> None:
+    actor = begin()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, actor.stop)

@@ -392,7 +392,18 @@ async def _serve(
     grace_s: float,
 ) -> None:
     facts = read_model_facts(Path(model))
+    # vLLM warns of much while it starts, so whoever watches this terminal reads whose terminal it is.
+    log.info(
+        "%s starts its engine (%s) with the model in %s; this may take a minute", name, config.backend, model
+    )
+    began = time.monotonic()
     async with _engine(config, model=model, seed=seed) as engine:
+        log.info(
+            "%s: the engine is up after %.0f s; joining the broker at %s",
+            name,
+            time.monotonic() - began,
+            broker,
+        )
         cache = Cache(cache_folder(shared_memory(), run, broker), run, partial(access, keys))
         stage = Stage(f"{run}-{name}", facts.shapes, cache=cache)
         try:

@@ -1,11 +1,13 @@
 """A generator whose background work ends reports it and stops; one open to strangers does not start."""
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 
 import pytest
 
+import actors.generator.generator as module
 from actors.config import GeneratorConfig
 from actors.generator.engine import AlwaysAwake, ModelFacts
 from actors.generator.generator import Generator, serve_generator
@@ -198,3 +200,32 @@ def test_an_endpoint_that_others_can_reach_is_refused_before_anything_starts(end
         serve_generator(
             GeneratorConfig(endpoint=endpoint), name="g", broker="tcp://b", model="none", run="r", seed=0
         )
+
+
+def test_a_generator_says_what_it_does_before_and_after_its_engine_starts(tmp_path, monkeypatch, caplog):
+    """vLLM's warnings were all that its own terminal showed for a minute."""
+    said = []
+
+    @contextlib.asynccontextmanager
+    async def engine(config, *, model, seed):
+        said.append(caplog.messages[-1])
+        yield Engine()
+
+    async def serve(generator, broker):
+        said.append(caplog.messages[-1])
+
+    monkeypatch.setattr(module, "read_model_facts", lambda folder: ModelFacts(8, [1], {}))
+    monkeypatch.setattr(module, "shared_memory", lambda: tmp_path)
+    monkeypatch.setattr(module, "_engine", engine)
+    monkeypatch.setattr(Generator, "serve", serve)
+    with caplog.at_level("INFO"):
+        asyncio.run(
+            module._serve(
+                GeneratorConfig(), name="generator-0", broker="tcp://127.0.0.1:1", model="MODEL", run="r", seed=0,
+                keys=None, grace_s=0.0,
+            )
+        )  # fmt: skip
+    assert said == [
+        "generator-0 starts its engine (vllm) with the model in MODEL; this may take a minute",
+        "generator-0: the engine is up after 0 s; joining the broker at tcp://127.0.0.1:1",
+    ]
