@@ -11,7 +11,6 @@ weights, so the file is dequantized once and kept as a folder in Hugging Face fo
 
 import argparse
 import asyncio
-import fcntl
 import hashlib
 import importlib.util
 import json
@@ -37,6 +36,7 @@ from envs.base import ChatMessage, Suite
 from envs.registry import fingerprint, make_suite
 from launch.errors import ConfigError, LaunchError
 from launch.run_file.sections import ModelSection, RunConfig, TinyModel
+from protocol.files import locked_file
 
 log = logging.getLogger(__name__)
 
@@ -421,19 +421,14 @@ def download(name: str, files: list[str] | None = None) -> Path:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as lock:
-        deadline = time.monotonic() + OTHER_MAKER_S
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise LaunchError(
-                        f"{path} has been held for {OTHER_MAKER_S:g} s by another process that makes the same model; "
-                        "end that process, if it hangs, and try again"
-                    ) from None
-                time.sleep(0.1)
+
+    def late() -> LaunchError:
+        return LaunchError(
+            f"{path} has been held for {OTHER_MAKER_S:g} s by another process that makes the same model; end that "
+            "process, if it hangs, and try again"
+        )
+
+    with locked_file(path, timeout_s=OTHER_MAKER_S, pause=lambda: time.sleep(0.1), late=late):
         yield
 
 

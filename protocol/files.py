@@ -1,14 +1,53 @@
 """Files that are there as a whole or not at all; and private ones in shared memory, where others make names, too."""
 
+import fcntl
 import os
 import pwd
 import secrets
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from protocol.errors import NameTaken
+
+
+@contextmanager
+def locked_file(
+    path: Path, *, timeout_s: float, pause: Callable[[], object], late: Callable[[], Exception]
+) -> Iterator[None]:
+    """Hold the lock of a file while the context lasts. The kernel releases it when its holder ends.
+
+    Args:
+        path: file of the lock, which is made if it is not there.
+        timeout_s: longest wait for another process that holds it.
+        pause: waits a moment between two looks. It may end the wait by an error.
+        late: makes the error that is raised after ``timeout_s``.
+
+    Example:
+        >>> import tempfile
+        >>> lock = Path(tempfile.mkdtemp()) / "lock"
+        >>> take = lambda: locked_file(lock, timeout_s=0.0, pause=lambda: None, late=lambda: OSError("late"))
+        >>> with take(), take():
+        ...     pass
+        Traceback (most recent call last):
+        ...
+        OSError: late
+        >>> with take():
+        ...     pass
+    """
+    with open(path, "ab") as lock:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise late() from None
+            pause()
+        yield
 
 
 def write_whole(

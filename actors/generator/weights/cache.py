@@ -19,7 +19,7 @@ import msgspec
 from actors.errors import Cancelled, NoRoom, SourceFailed, WrongBytes
 from actors.generator.weights.fetch import Source, fetch, reserve
 from protocol.errors import KeysUnusable, WeightsError
-from protocol.files import is_own_folder, make_private_folder
+from protocol.files import is_own_folder, locked_file, make_private_folder
 from protocol.security.http import Access
 from protocol.weights.files import apply_delta, digest, verify_bytes, verify_header
 from protocol.weights.format import DATA, MANIFEST, Base, Manifest, read_manifest, same_layout
@@ -89,21 +89,21 @@ class CacheFolder:
         """
         # Invariant: only the holder of this lock adds versions to the cache or trims them. The kernel
         # releases the lock when its holder ends.
-        with open(self.path / FETCH, "ab") as lock:
-            deadline = time.monotonic() + TURN_S
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise WeightsError(
-                            f"another process of this host has been fetching into {self.path} for more than "
-                            f"{TURN_S:g} s; is it stopped?"
-                        ) from None
-                    if self._cancelled.wait(POLL_S):
-                        raise Cancelled from None
+        with locked_file(
+            self.path / FETCH, timeout_s=TURN_S, pause=self._pause, late=self._others_turn_lasts
+        ):
             yield
+
+    def _others_turn_lasts(self) -> WeightsError:
+        return WeightsError(
+            f"another process of this host has been fetching into {self.path} for more than {TURN_S:g} s; is it "
+            "stopped?"
+        )
+
+    def _pause(self) -> None:
+        """Wait a moment. Raise Cancelled if this process ends."""
+        if self._cancelled.wait(POLL_S):
+            raise Cancelled
 
     def enter(self) -> None:
         """Register this process as a user of the cache, so that nobody removes it.
@@ -124,8 +124,7 @@ class CacheFolder:
                 fcntl.flock(self._users, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 if _is_at(self._users, self.path / USERS):
                     return
-            if self._cancelled.wait(POLL_S):
-                raise Cancelled
+            self._pause()
 
     def close(self) -> None:
         """Use the folder no more. The last process of this host that uses it removes it."""
