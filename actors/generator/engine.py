@@ -8,12 +8,13 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from actors.errors import EngineFailed
 from actors.sampled import Sampled, nothing
 from protocol.errors import WeightsError
 from protocol.messages.fields import KvPolicy
@@ -145,6 +146,46 @@ class AlwaysAwake:
 
     def awake(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
+
+
+class VersionedEngine(AlwaysAwake):
+    """The part of `SamplingEngine` that knows the version in service, and whether the engine can be trusted.
+
+    Requests wait for `_open`, which is cleared while weights change.
+    """
+
+    def __init__(self) -> None:
+        self._version, self._failed = 0, ""
+        self._open = asyncio.Event()
+        self._open.set()
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def health(self) -> str:
+        return self._failed
+
+    @contextmanager
+    def _replacing_weights(self, version: int) -> Iterator[None]:
+        """Take a version into service, unless the context fails.
+
+        A model that is half replaced samples no more: `_open` stays cleared, and the engine is lost.
+        """
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            # This process is ending.
+            self._fail("weight update", error)
+            raise
+        except Exception as error:
+            raise self._fail("weight update", error) from error
+        self._version = version
+        self._open.set()
+
+    def _fail(self, where: str, error: BaseException) -> EngineFailed:
+        self._failed = f"{where}: {type(error).__name__}: {error}"
+        return EngineFailed(self._failed)
 
 
 WARN_S = 60.0

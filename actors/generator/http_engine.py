@@ -17,7 +17,7 @@ import numpy as np
 
 from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused, UpdateRefused
-from actors.generator.engine import AlwaysAwake, Request
+from actors.generator.engine import Request, VersionedEngine
 from actors.generator.requests import stamp
 from actors.generator.weights.staging import FILE_FORMAT, tensor_table
 from actors.sampled import FinishReason, Sampled
@@ -175,7 +175,7 @@ def steps_of(metrics: str) -> int:
     return int(sum(float(line.rpartition(" ")[2]) for line in lines))
 
 
-class HttpEngine(AlwaysAwake):
+class HttpEngine(VersionedEngine):
     """`actors.generator.engine.SamplingEngine` on a vLLM server.
 
     The server sends the versions of an answer only with its last chunk. Tokens that arrive before an update
@@ -184,18 +184,15 @@ class HttpEngine(AlwaysAwake):
     """
 
     def __init__(self, session: aiohttp.ClientSession, config: GeneratorConfig) -> None:
+        super().__init__()
         self.kv: KvPolicy = config.kv_on_update_used
         self._session = session
         self._interval = config.stream_interval
-        self._version = 0
         self.full_step_s = 0.0
         self.frozen = ""
         self._steps = self._chunks = 0
-        self._failed = ""
         self._prefix = uuid.uuid4().hex[:8]
         self._streams: dict[str, AnswerStream] = {}
-        self._open = asyncio.Event()
-        self._open.set()
         self._watch = asyncio.create_task(self._watch_health(), name="server health")
 
     @classmethod
@@ -223,10 +220,6 @@ class HttpEngine(AlwaysAwake):
             said = str(error) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
             raise EngineFailed(f"the vLLM server at {config.url} cannot be used: {said}") from error
         return engine
-
-    @property
-    def version(self) -> int:
-        return self._version
 
     @property
     def steps(self) -> int:
@@ -274,26 +267,15 @@ class HttpEngine(AlwaysAwake):
             stream.uncertain = True
         began = time.perf_counter()
         clear = str(self.kv == "recomputed").lower()
-        try:
+        # After an error the server stays paused, so that nobody samples from a model that is half replaced.
+        with self._replacing_weights(manifest.version):
             await self._post(f"/pause?mode=keep&clear_cache={clear}")
             await self._post("/start_weight_update")
             info = {"path": str(data), "tensors": tensor_table(manifest)}
             await self._post("/update_weights", {"update_info": info})
             await self._post("/finish_weight_update", {"weight_version": str(manifest.version)})
             await self._post("/resume")
-        except asyncio.CancelledError as error:
-            # This process is ending, and the model is half replaced.
-            self._fail("weight update", error)
-            raise
-        except Exception as error:
-            # The server stays paused, so that nobody samples from a model that is half replaced.
-            raise self._fail("weight update", error) from error
-        self._version = manifest.version
-        self._open.set()
         return time.perf_counter() - began
-
-    def health(self) -> str:
-        return self._failed
 
     def gauges(self) -> dict[str, float]:
         # The server publishes its own numbers at its /metrics.
@@ -383,7 +365,3 @@ class HttpEngine(AlwaysAwake):
                             self._steps = steps_of(await response.text())
             except (aiohttp.ClientError, TimeoutError) as error:
                 self._failed = f"the server does not answer: {type(error).__name__}: {error}"
-
-    def _fail(self, where: str, error: BaseException) -> EngineFailed:
-        self._failed = f"{where}: {type(error).__name__}: {error}"
-        return EngineFailed(self._failed)

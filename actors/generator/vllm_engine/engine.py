@@ -14,7 +14,7 @@ import numpy as np
 
 from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused
-from actors.generator.engine import AlwaysAwake, Request
+from actors.generator.engine import Request, VersionedEngine
 from actors.generator.requests import stamp
 from actors.generator.vllm_engine.plugin import PARENT, is_registered
 from actors.generator.vllm_engine.routes import RouteReader, allow_on_cpu
@@ -282,7 +282,7 @@ async def map_ahead(llm: Any, data: Path) -> None:
 CLOSE_TIMEOUT_S = 1.0
 
 
-class VllmEngine(AlwaysAwake):
+class VllmEngine(VersionedEngine):
     """`actors.generator.engine.SamplingEngine` on an AsyncLLM.
 
     With kv = "recomputed" an update drops all cached keys and values, and running requests are computed again
@@ -293,16 +293,12 @@ class VllmEngine(AlwaysAwake):
     frozen = ""
 
     def __init__(self, llm: Any, kv: KvPolicy, stream_interval: int, stats: SchedulerGauges) -> None:
+        super().__init__()
         self.kv = kv
         self.full_step_s = 0.0
         self._llm = llm
         self._stats = stats
-        self._version = 0
         self._interval = stream_interval
-        # Cleared while weights change, so that no request starts in between.
-        self._open = asyncio.Event()
-        self._open.set()
-        self._failed = ""
         self._advised = False
 
     @classmethod
@@ -373,10 +369,6 @@ class VllmEngine(AlwaysAwake):
             pass
 
     @property
-    def version(self) -> int:
-        return self._version
-
-    @property
     def steps(self) -> int:
         return self._stats.steps_total
 
@@ -422,7 +414,7 @@ class VllmEngine(AlwaysAwake):
 
     async def apply_weights(self, manifest: Manifest, data: Path) -> float:
         update = {"path": str(data), "tensors": tensor_table(manifest)}
-        try:
+        with self._replacing_weights(manifest.version):
             await map_ahead(self._llm, data)
             self._open.clear()
             # pause_generation would sleep 20 ms more, only so that outputs come before it returns. That is
@@ -436,14 +428,6 @@ class VllmEngine(AlwaysAwake):
             await self._llm.collective_rpc("load_version", args=(update,))
             await self._llm.update_weight_version(str(manifest.version))
             await self._llm.resume_generation()
-        except asyncio.CancelledError as error:
-            # This process is ending, and the model is half replaced.
-            self._fail("weight update", error)
-            raise
-        except Exception as error:
-            raise self._fail("weight update", error) from error
-        self._version = manifest.version
-        self._open.set()
         return time.perf_counter() - began
 
     async def sleep(self) -> None:
@@ -534,7 +518,3 @@ class VllmEngine(AlwaysAwake):
         for internal in processor.external_req_ids.get(request_id, ()):
             return processor.request_states[internal]
         raise RuntimeError(f"vLLM has forgotten the running request {request_id}")
-
-    def _fail(self, where: str, error: BaseException) -> EngineFailed:
-        self._failed = f"{where}: {type(error).__name__}: {error}"
-        return EngineFailed(self._failed)
