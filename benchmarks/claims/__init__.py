@@ -1,6 +1,5 @@
 """What methods do for the tasks that they were made for, against a baseline, on paired seeds.
 
-- `claims`: the arms, and the bar of each claim. `tasks/`: settings of the tasks.
-- `cells`: one run. `verdicts`: paired differences, intervals and verdicts.
-- `table`: tables and figure. `program`: the command line.
+A claim names its arms and its bar. A cell is one arm with one seed, and a verdict rests on the differences of cells with
+equal seeds. Settings of the tasks are in `tasks/`.
 """
