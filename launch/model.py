@@ -477,7 +477,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
     if missing := [name for name in GGUF_PACKAGES if importlib.util.find_spec(name) is None]:
         raise ConfigError(
             f"model.path {file}: GGUF files need the packages {', '.join(missing)}: "
-            "pip install 'offbeat[learner,gguf]'"
+            "pip install '.[learner,gguf]'"
         )
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -202,7 +202,7 @@ try:
 except ImportError as error:
     sys.exit(
         f"benchmarks.versus_trl.peer: {error}. The peer is an optional dependency: install the extra `bench` "
-        "(pip install 'offbeat[cpu,bench]'), or leave out the arms that begin with trl"
+        "(pip install '.[cpu,bench]'), or leave out the arms that begin with trl"
     )
 
 

@@ -195,7 +195,7 @@ def _is_wall(room: Any, x: int, y: int) -> bool:
     return thing is not None and thing.type == "wall"
 
 
-INSTALL = "pip install 'offbeat[minigrid]'"
+INSTALL = "pip install '.[minigrid]'"
 ACTIONS = ("left", "right", "forward", "pickup", "drop", "toggle")
 """Actions of MiniGrid that a room takes where none are named; "done" is left out, which most rooms ignore."""
 MOST_KNOWN = 100_000

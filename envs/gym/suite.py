@@ -164,7 +164,7 @@ GAUGES = table(
     ]
 )
 """Gauges of the suite."""
-INSTALL = "pip install 'offbeat[gym]'"
+INSTALL = "pip install '.[gym]'"
 PROMPT = "{observation}\n\nActions: {actions}. Answer with one of them."
 PROMPT_OF_TEXT = "{observation}"
 UNKNOWN = "This names no action. Actions: {actions}."

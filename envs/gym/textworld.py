@@ -77,7 +77,7 @@ game1.z8 is in it
             self._lock.release()
 
 
-INSTALL = "pip install 'offbeat[textworld]'"
+INSTALL = "pip install '.[textworld]'"
 PROMPT = "{observation}\n\nWrite one command on a line of its own."
 SUFFIX = ".z8"
 """End of the names of games that answer with texts; TextWorld finds the files beside them."""

@@ -46,7 +46,7 @@ def check_follow_ups(
     if tools and renderer.calls.reader == "nobody":
         remarks.append(
             f"nobody reads the tool calls that the chat template writes, which begin with {renderer.calls.mark!r}: "
-            "each of them reaches the environment as one that cannot be read; pip install 'offbeat[renderers]' brings "
+            "each of them reaches the environment as one that cannot be read; pip install '.[renderers]' brings "
             "readers for more models"
         )
     for messages in _follow_ups(seen, tools):

@@ -191,7 +191,7 @@ def try_adapters(config: RunConfig, folder: Path | None) -> list[str]:
         return []
     if importlib.util.find_spec("peft") is None:
         raise ConfigError(
-            "[learner.lora] needs the package peft, which is not installed: pip install 'offbeat[learner,lora]'"
+            "[learner.lora] needs the package peft, which is not installed: pip install '.[learner,lora]'"
         )
     if folder is None:
         return []

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from learner.errors import LoraError
 from learner.settings.learner import LoraConfig
 
-INSTALL = "pip install 'offbeat[learner,lora]'"
+INSTALL = "pip install '.[learner,lora]'"
 ADAPTER = "default"
 """PEFT's name of the only adapter of a layer."""
 WRAPPED = ".base_layer."

@@ -158,7 +158,7 @@ def test_the_run_file_of_the_page_is_ok(tmp_path, capsys):
 
 def test_without_the_package_the_cure_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(EnvError, match=r"needs the package gymnasium.*pip install 'offbeat\[gym\]'"):
+    with pytest.raises(EnvError, match=r"needs the package gymnasium.*pip install '.\[gym\]'"):
         make_suite("gymnasium", {"id": "FrozenLake-v1"})
 
 

@@ -205,12 +205,12 @@ def test_a_check_names_what_to_install(job, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "minigrid", None)
     assert main(["check", job]) == 1
     assert "env.name = 'minigrid' needs the package minigrid" in (said := capsys.readouterr().err)
-    assert "pip install 'offbeat[minigrid]'" in said
+    assert "pip install '.[minigrid]'" in said
 
 
 def test_without_the_package_the_cure_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "minigrid", None)
-    with pytest.raises(EnvError, match=r"needs the package minigrid.*pip install 'offbeat\[minigrid\]'"):
+    with pytest.raises(EnvError, match=r"needs the package minigrid.*pip install '.\[minigrid\]'"):
         make_suite("minigrid", DOORS)
 
 

@@ -280,9 +280,7 @@ def test_adapters_without_peft_are_refused_with_the_command_that_installs_it(run
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "peft" else found(name))
     said = refusal(run(learner={"lora": {}}))
-    assert said.endswith(
-        "needs the package peft, which is not installed: pip install 'offbeat[learner,lora]'"
-    )
+    assert said.endswith("needs the package peft, which is not installed: pip install '.[learner,lora]'")
 
 
 def test_adapters_that_cannot_be_tried_without_the_learner_give_a_remark(run):
