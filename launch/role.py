@@ -125,6 +125,8 @@ def learner(
         from_step=from_step,
         keys=keys,
         weights_url=weights_url(config, keys),
+        # The float type of a server run by others is not known here.
+        generator_dtype="bfloat16" if config.generator.backend == "http" else config.generator.dtype_used,
     )
 
 

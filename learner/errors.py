@@ -11,6 +11,7 @@ LearnerError
 ├── LoraError           adapters cannot be put into the model (final)
 ├── HostsDiffer         hosts of the learner have different settings or folders (final)
 ├── RoutesUnknown       the model's choice of experts cannot be replayed (final)
+├── SamplerDiffers       generators sample from another policy than the learner computes (final)
 ├── NoisyModel          the model draws random numbers while it trains (final)
 ├── GpuKept             generators kept a shared GPU although the learner waited for it
 ├── ModelUnusable       no generator would take a trained version of the model (final)
@@ -85,6 +86,12 @@ class HostsDiffer(LearnerError, RuntimeError):
 
 class RoutesUnknown(LearnerError, ValueError):
     """The model's choice of experts cannot be replayed; the message names the layer, and the cure."""
+
+    final: ClassVar[bool] = True
+
+
+class SamplerDiffers(LearnerError, RuntimeError):
+    """Generators sample from another policy than the learner computes; the message names a token, and the cure."""
 
     final: ClassVar[bool] = True
 

@@ -20,6 +20,7 @@ from learner.run_files import CHECKPOINTS, PID_FILE, RESULT, Start, start
 from learner.sample_log import SampleLog, open_tokenizer
 from learner.settings.learner import LearnerConfig
 from learner.trainer import Trainer
+from learner.update.sampler_check import FloatType, limit_of
 from protocol.files import write_whole
 from protocol.processes import lock_of_environment
 from protocol.session import Progress
@@ -45,6 +46,7 @@ def run_learner(
     from_step: int | None = None,
     keys: Path | None = None,
     weights_url: str = "",
+    generator_dtype: FloatType = "float32",
 ) -> None:
     """Train until done, then write ``run_dir/result.json``. Blocks; SIGTERM ends it with a checkpoint.
 
@@ -53,6 +55,7 @@ def run_learner(
         from_step: with ``resume``, go back to the checkpoint of this learner step.
         keys: folder of the keys; None: nothing is encrypted.
         weights_url: URL from which other hosts can fetch versions; empty: only this host can.
+        generator_dtype: float type in which generators compute, for the comparison of their log-probabilities.
 
     Raises:
         LinkDown: no broker answered, or it serves another run.
@@ -77,6 +80,8 @@ def run_learner(
         run, run_dir, epoch=begin.epoch, keep=config.keep_versions, url=weights_url, register=engine.register
     )
     training = wire(config, run_dir, engine, session, publisher, gpu, seed=seed)
+    sampled = "bfloat16" if config.publish_dtype == "bfloat16" else generator_dtype
+    training.trainer.sampler_limit = limit_of(config.sampler_gap, config.dtype_used, sampled)
     progress.run = training
     train(training, publisher, begin)
     if config.ranks > 1:

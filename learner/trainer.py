@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from learner.settings.learner import LearnerConfig
 from learner.trajectory import RECOMMITTED, Trajectory, Unit
 from learner.update.engine import TrainingEngine
 from learner.update.report import UpdateReport, missing_routes
+from learner.update.sampler_check import check_sampler
 from learner.weight_copy import OutgoingWeights
 from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN, TOKEN_ARRAYS
 from protocol.messages.peers import PublishWeights
@@ -123,6 +125,8 @@ class Trainer:
     gpu: SharedGpu = field(default_factory=lambda: SharedGpu(None, 0.0))
     names_checked: bool = False
     """Whether this process has compared the names in the settings with what episodes have."""
+    sampler_limit: float = math.inf
+    """Largest mean difference between the log-probabilities of generators and learner, in nats."""
     routes_checked: bool = False
     """True once this process has looked how many tokens of a batch have experts of their generators."""
 
@@ -135,6 +139,7 @@ class Trainer:
         trajectories = self.batch(units)
         with self.gpu.alone():
             report = self.engine.update(trajectories, current_version=updated)
+        self.compare_with_sampler(report)
         self.step += 1
         if report.applied:
             self.applied(report, units)
@@ -150,6 +155,26 @@ class Trainer:
             self.batches.refill(step=self.step, version=self.version)
         self.batches.intake.check()
         self.record(report, trajectories, updated, waited, time.monotonic() - started)
+
+    def compare_with_sampler(self, report: UpdateReport) -> None:
+        """Compare, in the first step of a run, the generators' log-probabilities with the learner's own.
+
+        The first update has computed the learner's ones before its first optimizer step, and nothing of it has left
+        the process yet: no version, no commit, no checkpoint.
+
+        Raises:
+            SamplerDiffers: they are further apart than rounding explains.
+        """
+        # Behind the first version, running answers may have a KV cache of an earlier one, which differs by more.
+        if self.step or report.sampler is None:
+            return
+        check_sampler(report.sampler, self.sampler_limit)
+        log.info(
+            "log-probabilities of generators and learner: %.2g nats apart in the mean of %d tokens, %.2g at most",
+            report.sampler.mean,
+            report.sampler.tokens,
+            report.sampler.worst,
+        )
 
     def batch(self, units: Sequence[Unit]) -> list[Trajectory]:
         """Return the trajectories to train on: those of the units, and replayed ones."""

@@ -283,6 +283,10 @@ class LearnerConfig(Section):
     """OpenMP threads per rank, on CPU. At least 1; more with `offload`. If the threads of learner and generators
     together exceed the cores, `offbeat train` makes waiting threads sleep instead of spin. "auto": an equal part of the
     host's cores for each process that computes, 1 for models below 20 million parameters, and 1 by hand."""
+    sampler_gap: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    """Largest mean difference, in nats, between the log-probabilities of generators and learner in the first batch of a
+    run. Above it the run ends before anything is trained. "auto": what rounding explains, 0.0005 with float32
+    on both sides, 0.1 with bfloat16, 0.02 with float16. Raise it for generators with quantised weights."""
     publish_every: int = Field(1, ge=1)
     """Learner steps between two published versions, without skipped steps. At least 1; must be 1 with
     run.mode = "sync"."""

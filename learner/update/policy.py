@@ -291,8 +291,11 @@ def without_dropout(
     for key, value in list(vars(config.get_text_config()).items()):
         if isinstance(value, float) and key.endswith(("dropout", "pdrop")):
             setattr(config.get_text_config(), key, 0.0)
+    # torch's attention knows no cap on its scores (Gemma-2) and would leave it out without a word.
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    attention = {"attn_implementation": "eager"} if capped else {}
     with shards or nullcontext():
-        lm = AutoModelForCausalLM.from_pretrained(model, config=config, dtype=dtype)
+        lm = AutoModelForCausalLM.from_pretrained(model, config=config, dtype=dtype, **attention)
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -22,6 +22,7 @@ from learner.update.deepspeed_zero import OptimizerStep, sum_over_ranks
 from learner.update.micro_batches import MicroBatch
 from learner.update.objective import Adaptive, Diagnostics
 from learner.update.rows import padding_fraction
+from learner.update.sampler_check import SamplerGap, sampler_gap
 
 DIAGNOSTICS = (
     "logp_current", "logp_proximal", "logp_behaviour", "entropy", "loss", "clipped", "truncated", "correction",
@@ -223,6 +224,8 @@ class UpdateReport:
     """True if a step was skipped because an estimate, a loss or a gradient was not finite."""
     replayed_tokens: int = 0
     """Number of trained tokens that come from replayed trajectories."""
+    sampler: SamplerGap | None = None
+    """How far the generators' log-probabilities are from the learner's, for tokens without lag."""
     advantages: NDArray[np.float64] | None = None
     """Mean advantage of each trajectory's tokens that carry policy gradient, [S]; NaN where none does."""
 
@@ -260,12 +263,21 @@ def make_report(
         metrics |= numbers | _clip_metrics(tokens, torch.from_numpy(columns["advantage"][seen]))
         histograms |= ratios
     metrics |= _critic_metrics(outcome, columns)
+    newest = (outcome.tokens["seen"] > 0) & (columns["lag"] == 0)
+    newest &= ~np.repeat([t.replayed for t in trajectories], batch.lengths)[batch.seen_mask]
     return UpdateReport(
         applied=outcome.applied > 0 and not outcome.critic_only,
         metrics={name: value for name, value in metrics.items() if np.isfinite(value)},
         histograms=histograms,
         nonfinite=outcome.nonfinite,
         replayed_tokens=int(replayed.sum()),
+        sampler=sampler_gap(
+            trajectories,
+            np.flatnonzero(batch.seen_mask)[newest],
+            # Either was computed before the first optimizer step; a proximal policy that is copied tells nothing.
+            learner=outcome.tokens["logp_current" if len(outcome.steps) == 1 else "logp_proximal"][newest],
+            generator=outcome.tokens["logp_behaviour"][newest],
+        ),
         advantages=mean_advantages(batch),
     )
 
