@@ -22,6 +22,47 @@ async def two(ask):
     await asyncio.gather(ask("A:"), ask("B:"))
 
 
+async def leave_the_first(ask):
+    left = asyncio.create_task(ask("A:"))
+    await asyncio.sleep(0)
+    await ask("B:")
+    left.cancel()
+
+
+async def answer_half_and_whole(policy, env):
+    await policy.asked(2)
+    policy.give(0, "aa")
+    policy.give(1, "b$")
+
+
+async def follow_the_second(ask):
+    async def child():
+        number, _ = await ask("B:")
+        await ask("more", number)
+
+    await asyncio.gather(ask("A:"), child())
+
+
+async def no_answer(policy, env):
+    pass
+
+
+async def answer_in_turn(policy, env):
+    await policy.asked(1)
+    policy.give(0, "a$")
+    await policy.asked(2)
+    policy.give(1, "b$")
+
+
+async def withdraw_the_first(ask):
+    left = asyncio.create_task(ask("A:"))
+    await asyncio.sleep(0)
+    await ask("B:")
+    ask.withdraw(0)
+    await ask("C:")
+    left.cancel()
+
+
 def test_two_requests_are_at_the_generator_at_a_time_and_the_first_token_decides_on_their_order():
     async def drive(policy, env):
         await policy.asked(2)
@@ -39,13 +80,6 @@ def test_two_requests_are_at_the_generator_at_a_time_and_the_first_token_decides
 
 
 def test_a_branch_goes_on_while_an_earlier_one_is_still_sampled():
-    async def work(ask):
-        async def child():
-            number, _ = await ask("B:")
-            await ask("more", number)
-
-        await asyncio.gather(ask("A:"), child())
-
     async def drive(policy, env):
         await policy.asked(2)
         policy.give(0, "a")
@@ -58,7 +92,7 @@ def test_a_branch_goes_on_while_an_earlier_one_is_still_sampled():
         policy.give(2, "c$")
         policy.give(0, "a$")
 
-    cuts, _, env, _ = play(work, drive)
+    cuts, _, env, _ = play(follow_the_second, drive)
     assert text_of(cuts) == "A:aa$B:b$|morec$"
     assert backs(cuts) == [1, 1, 0, 1, 1, 1]
     assert env.given[2][1].prompt_tokens == len("B:b$|more")
@@ -67,16 +101,10 @@ def test_a_branch_goes_on_while_an_earlier_one_is_still_sampled():
 def test_a_request_waits_only_if_the_room_may_not_suffice_for_all():
     """The first may take 16 of 30 tokens, so the second waits, and then has what is left, as in turn."""
 
-    async def drive(policy, env):
-        await policy.asked(1)
-        policy.give(0, "a$")
-        await policy.asked(2)
-        policy.give(1, "b$")
-
-    cuts, _, _, policy = play(two, drive, max_trajectory_tokens=30)
+    cuts, _, _, policy = play(two, answer_in_turn, max_trajectory_tokens=30)
     assert [request.max_tokens for request in policy.requests] == [16, 16]
     assert text_of(cuts) == "A:a$B:b$"
-    _, _, _, policy = play(two, drive, max_trajectory_tokens=20)
+    _, _, _, policy = play(two, answer_in_turn, max_trajectory_tokens=20)
     assert [request.max_tokens for request in policy.requests] == [16, 14]
 
 
@@ -110,18 +138,7 @@ def test_the_turn_limit_truncates_once_nothing_is_sampled_any_more():
 
 
 def test_what_is_left_behind_is_recorded_and_not_trained():
-    async def work(ask):
-        left = asyncio.create_task(ask("A:"))
-        await asyncio.sleep(0)
-        await ask("B:")
-        left.cancel()
-
-    async def drive(policy, env):
-        await policy.asked(2)
-        policy.give(0, "aa")
-        policy.give(1, "b$")
-
-    cuts, episode, _, policy = play(work, drive)
+    cuts, episode, _, policy = play(leave_the_first, answer_half_and_whole)
     assert (episode.status, policy.ended) == ("finished", [0])
     assert text_of(cuts) == "A:aaB:b$"
     assert cuts[-1].segment.auxiliary == [1]
@@ -160,14 +177,6 @@ def test_an_answer_that_could_not_be_handed_over_is_not_trained(monkeypatch):
 
 
 def test_a_request_that_is_withdrawn_ends_its_sampling_and_the_episode_goes_on():
-    async def work(ask):
-        left = asyncio.create_task(ask("A:"))
-        await asyncio.sleep(0)
-        await ask("B:")
-        ask.withdraw(0)
-        await ask("C:")
-        left.cancel()
-
     async def drive(policy, env):
         await policy.asked(2)
         policy.give(0, "aa")
@@ -176,21 +185,13 @@ def test_a_request_that_is_withdrawn_ends_its_sampling_and_the_episode_goes_on()
         await policy.asked(3)
         policy.give(2, "c$")
 
-    cuts, episode, env, _ = play(work, drive)
+    cuts, episode, env, _ = play(withdraw_the_first, drive)
     assert (episode.status, text_of(cuts)) == ("finished", "A:aaB:b$C:c$")
     assert cuts[-1].segment.auxiliary == [1]
     assert sorted(env.given) == [1, 2]
 
 
 def test_a_request_that_is_withdrawn_before_its_first_token_is_no_turn_of_the_limit():
-    async def work(ask):
-        left = asyncio.create_task(ask("A:"))
-        await asyncio.sleep(0)
-        await ask("B:")
-        ask.withdraw(0)
-        await ask("C:")
-        left.cancel()
-
     async def drive(policy, env):
         await policy.asked(2)
         policy.give(1, "b$")
@@ -198,7 +199,7 @@ def test_a_request_that_is_withdrawn_before_its_first_token_is_no_turn_of_the_li
         await policy.asked(3)
         policy.give(2, "c$")
 
-    cuts, episode, _, _ = play(work, drive, Bounds(max_turns=2))
+    cuts, episode, _, _ = play(withdraw_the_first, drive, Bounds(max_turns=2))
     assert (episode.status, text_of(cuts)) == ("finished", "B:b$C:c$")
 
 
@@ -216,18 +217,7 @@ def test_a_deadline_within_the_end_of_an_answer_loses_nothing(monkeypatch):
 
     monkeypatch.setattr(Pieces, "turn", turn)
 
-    async def work(ask):
-        left = asyncio.create_task(ask("A:"))
-        await asyncio.sleep(0)
-        await ask("B:")
-        left.cancel()
-
-    async def drive(policy, env):
-        await policy.asked(2)
-        policy.give(0, "aa")
-        policy.give(1, "b$")
-
-    cuts, episode, _, _ = play(work, drive, deadline_s=1.5)
+    cuts, episode, _, _ = play(leave_the_first, answer_half_and_whole, deadline_s=1.5)
     assert (episode.status, text_of(cuts)) == ("failed", "A:aaB:b$")
 
 
@@ -261,13 +251,6 @@ def test_a_request_that_the_generator_refuses_fails_the_episode_and_all_that_was
 
 
 def test_answers_behind_one_that_fails_are_recorded_too():
-    async def work(ask):
-        async def child():
-            number, _ = await ask("B:")
-            await ask("more", number)
-
-        await asyncio.gather(ask("A:"), child())
-
     async def drive(policy, env):
         await policy.asked(2)
         policy.give(0, "aa")
@@ -276,7 +259,7 @@ def test_answers_behind_one_that_fails_are_recorded_too():
         policy.give(2, "c")
         policy.give(0, TurnRefused("bad request"))
 
-    cuts, episode, _, _ = play(work, drive)
+    cuts, episode, _, _ = play(follow_the_second, drive)
     assert (episode.status, text_of(cuts)) == ("failed", "A:aaB:b$|morec")
 
 
@@ -315,12 +298,7 @@ def test_an_error_of_the_environment_fails_the_episode_while_answers_are_sampled
         left.cancel()
         raise ValueError("boom")
 
-    async def drive(policy, env):
-        await policy.asked(2)
-        policy.give(0, "aa")
-        policy.give(1, "b$")
-
-    cuts, episode, _, policy = play(work, drive)
+    cuts, episode, _, policy = play(work, answer_half_and_whole)
     assert (episode.status, policy.ended) == ("failed", [0])
     assert "ValueError: boom" in cuts[-1].segment.error
     assert text_of(cuts) == "A:aaB:b$"
@@ -347,10 +325,7 @@ def test_prompts_that_cannot_be_answered_are_declined_and_the_episode_goes_on():
 
 
 def test_a_first_prompt_without_room_fails_where_no_bound_of_a_branch_is_set():
-    async def drive(policy, env):
-        pass
-
-    cuts, _, _, _ = play(two, drive, max_trajectory_tokens=2)
+    cuts, _, _, _ = play(two, no_answer, max_trajectory_tokens=2)
     assert "first prompt of 2 tokens" in cuts[-1].segment.error
 
 
@@ -388,13 +363,7 @@ def test_the_deadline_stands_while_all_wait_for_a_first_token_and_runs_while_one
 
 
 def test_in_lockstep_requests_are_answered_one_after_the_other():
-    async def drive(policy, env):
-        await policy.asked(1)
-        policy.give(0, "a$")
-        await policy.asked(2)
-        policy.give(1, "b$")
-
-    cuts, episode, _, policy = play(two, drive, Bounds(in_step=True, segment_tokens=8))
+    cuts, episode, _, policy = play(two, answer_in_turn, Bounds(in_step=True, segment_tokens=8))
     assert (episode.status, text_of(cuts)) == ("finished", "A:a$B:b$")
     assert [r.min_policy_version for r in policy.requests] == [0, 1]
 
@@ -403,10 +372,7 @@ def test_a_request_behind_one_that_has_no_answer_is_named():
     async def work(ask):
         await asyncio.gather(ask("A:"), ask("B:", 0))
 
-    async def drive(policy, env):
-        pass
-
-    cuts, _, _, _ = play(work, drive)
+    cuts, _, _, _ = play(work, no_answer)
     assert "request 1 follows 0, which has no answer" in cuts[-1].segment.error
 
 
@@ -415,8 +381,5 @@ def test_a_bound_that_is_none_fails_the_episode(limit):
     async def work(ask):
         await ask("A:", limit=limit)
 
-    async def drive(policy, env):
-        pass
-
-    cuts, _, _, _ = play(work, drive)
+    cuts, _, _, _ = play(work, no_answer)
     assert "it has to be a whole number of at least 1" in cuts[-1].segment.error
