@@ -1,9 +1,5 @@
 """The broker's decisions: messages and time in, actions out. No sockets, no clocks, no disk.
 
-- `dispatch`: entry point. `actor_side`: how the broker handles the messages of actors. `outbox`: actions.
-- `learner/`, `generators/`: the sides towards the learner and the generators.
-- `state`: the lasting state, changed by `events` and segments alone. `records`: its plain data.
-- `tasks`, `assembly`, `deliveries`: the life of a task, a segment and a unit. `ledger`: outcomes of tokens.
-- `admission`: bounds of size and lag. `peers`: who is connected. `recent`: what is over. `store`: the bytes.
-- `episodes`: counts of episodes that ended or failed. `gauges`: the gauges of a run.
+`dispatch` is the entry point. `state` has all that lasts, and only events and segments change it, so that a journal of
+these is enough to recover it. `actors`, `learner` and `generators` are the sides towards the three kinds of peers.
 """
