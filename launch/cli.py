@@ -194,7 +194,7 @@ def examined(config: RunConfig) -> "Examined":
         ConfigError: the model, the environment, the run folder or the disk cannot be used.
     """
     from launch.preflight.examine import examine
-    from launch.run_file.method_rules import notes
+    from learner.settings.rules import notes
 
     with said_if_slow(
         "checking the model and the environment; a model that is not here yet is downloaded first"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from learner.settings.advantages import ComparedAdvantage
+from learner.settings.advantages import VALUES, ComparedAdvantage, values_of_parts
 from learner.settings.families import GuidedFamily, HintFamily, JudgeFamily, RetryFamily
 from learner.settings.learner import LearnerConfig
 from learner.settings.rewards import (
@@ -364,10 +364,6 @@ def updates_at(line: VersionLine, version: int) -> int:
     return version - (skipped - at)
 
 
-VALUES = {"return", "return_to_go", "each"}
-"""Values of a comparison that are no name of a reward."""
-
-
 def needed_rewards(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
     """Yield field and name of each reward that the environment has to give.
 
@@ -404,25 +400,6 @@ def needed_rewards(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
         for field, name in values_of_parts(advantage):
             if name not in made:
                 yield field, name
-
-
-def values_of_parts(advantage: ComparedAdvantage) -> Iterator[tuple[str, str]]:
-    """Yield field and name of each reward that a part beside the terms of a comparison reads.
-
-    Such a part reads the return, or one reward: "return_to_go" and "each" are values of terms alone.
-
-    Example:
-        >>> list(values_of_parts(ComparedAdvantage(amplify={"value": "right"}, novelty={})))
-        [('learner.algorithm.advantage.amplify.value', 'right')]
-    """
-    parts = {
-        "novelty": advantage.novelty,
-        "by_difficulty": advantage.by_difficulty,
-        "amplify": advantage.amplify,
-    }
-    for name, part in parts.items():
-        if part is not None and part.value != "return":
-            yield f"learner.algorithm.advantage.{name}.value", part.value
 
 
 def _rewards_with_weights(reward: RewardConfig) -> Iterator[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """The base class of all sections of a run file."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -40,3 +41,46 @@ class Section(BaseModel):
             if kind is not None and isinstance(data.get(name), dict):
                 filled[name] = {"kind": kind, **data[name]}
         return filled
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        """Yield a line for each value of this section that another value of it forbids: field, value seen, cure.
+
+        A section with such rules has its own form of this method. The rule stands beside the fields, and unlike a
+        validator it sees all of them, and is told under which name they stand in the run file.
+
+        Args:
+            field: name of the section in the run file, for example "learner.algorithm.surrogate".
+        """
+        del field
+        return iter(())
+
+    def all_contradictions(self, field: str) -> Iterator[str]:
+        """Yield the `contradictions` of this section and of all sections in it.
+
+        Example:
+            >>> class Interval(Section):
+            ...     low: float = 0.5
+            ...     high: float = 2.0
+            ...     def contradictions(self, field):
+            ...         if self.low >= self.high:
+            ...             yield f"{field}.low is {self.low:g}, not below high {self.high:g}; lower low"
+            >>> class Objective(Section):
+            ...     corrections: tuple[Interval, ...] = ()
+            >>> list(Objective(corrections=(Interval(), Interval(low=3.0))).all_contradictions("objective"))
+            ['objective.corrections.1.low is 3, not below high 2; lower low']
+        """
+        yield from self.contradictions(field)
+        for name in type(self).model_fields:
+            yield from _of_value(getattr(self, name), f"{field}.{name}")
+
+
+def _of_value(value: Any, field: str) -> Iterator[str]:
+    """Yield the contradictions of the sections in a value, which may hold several of them."""
+    if isinstance(value, Section):
+        yield from value.all_contradictions(field)
+        return
+    parts = (
+        value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, tuple) else {}
+    )
+    for key, part in parts.items():
+        yield from _of_value(part, f"{field}.{key}")

@@ -17,9 +17,10 @@ from envs.errors import EnvError, NotStarted
 from envs.several import ENV
 from envs.user_code import in_one_line, nearest
 from launch.errors import ConfigError
-from launch.run_file.reward_rules import quoted_answers
 from launch.run_file.sections import RunConfig
 from learner.rewards import needed_marks, needed_rewards
+from learner.settings.families import HintFamily, quoted_answers
+from learner.settings.learner import LearnerConfig
 
 _QUESTION: ChatMessage = {"role": "user", "content": "Question"}
 
@@ -302,6 +303,24 @@ def shared_ports(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
                 f"several [[env]] tables listen on port {port}; give each a port of its own, or port 0, in its "
                 "params.listen"
             )
+
+
+def lacking(learner: LearnerConfig, facts: SuiteFacts) -> Iterator[str]:
+    """Yield the refusal of a family that needs what the environment is known not to give."""
+    family = learner.family
+    if family is None:
+        return
+    if facts.own_prompts:
+        yield (
+            f'learner.family.kind is "{family.kind}", which needs a prompt of one growing conversation, but the '
+            "environment writes every prompt itself; take [learner.family] out"
+        )
+    if isinstance(family, HintFamily) and facts.hints is False:
+        yield (
+            'learner.family.kind is "hint" but the environment gives no hints; add StepResult.hints '
+            "(docs/extend/environments.md), which the suite rows does with env.params.hint = COLUMN and reasoning_gym "
+            "with env.params.hints = true, or take [learner.family] out"
+        )
 
 
 def unknown_rewards(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:

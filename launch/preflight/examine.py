@@ -24,6 +24,7 @@ from launch.preflight.environment import (
     Trial,
     cut_answers,
     fitted,
+    lacking,
     missing_marks,
     no_room,
     no_room_for_notes,
@@ -52,7 +53,6 @@ from launch.preflight.model_limits import (
     without_experts,
 )
 from launch.run_file.load import context_of, read_description
-from launch.run_file.reward_rules import lacking
 from launch.run_file.sections import RunConfig
 from launch.run_folder import check_place
 from learner.run_files import SHARED_MEMORY

@@ -25,7 +25,6 @@ from launch.placement import (
 )
 from launch.preflight.memory import Gpu, ModelSize, engine_gb, rank_gb, tokens_at_once, too_little_gpu_memory
 from launch.processes import usable_cores
-from launch.run_file.rules import stages_too_low
 from launch.run_file.sections import RunConfig
 from learner.settings.learner import LearnerConfig
 
@@ -69,7 +68,7 @@ def resolved(
     learner = _learner(config.learner, ranks, gpus, each)
     generator = _generator(config, placed, gpus, size, each)
     decided = config.model_copy(update={"learner": learner, "generator": generator})
-    if problems := list(stages_too_low(decided)):
+    if problems := list(decided.learner.stages_too_low("learner")):
         raise ConfigError("\n".join(problems))
     share, rest = memory_shares(decided, placed, gpus, size)
     if engines:

@@ -1,8 +1,5 @@
-"""The run file: `sections` has its types, `load` reads it, `rules`, `method_rules`, `replay_rules`, `ratio_rules`,
-`credit_rules`, `family_rules`, `generator_rules` and `answer_rules` reject mistakes.
+"""The run file: `sections` has its types, and `load` reads it and explains what is wrong with it.
 
-- `described`: what the config.json of a model says, and the lengths that follow from it.
-- `method`: what a method brings into a job, `method = "bapo"`. `method_effect`: its settings without effect.
-- `objectives`: what the rules of methods ask: the objectives in turn, and what an advantage compares.
-- `shipped`, `recipes`: the run files that come with Offbeat. `keys_folder`: finds or makes a run's keys.
+A rule of one section stands beside its fields, those of `[learner]` as a whole in `learner.settings.rules`, and
+those between roles in `rules`.
 """

@@ -10,9 +10,9 @@ from typing import Any
 
 from launch.errors import ConfigError
 from launch.run_file.load import RECIPES_FOLDER, load, read, run_files
-from launch.run_file.method_rules import compares_members
 from launch.run_file.sections import RunConfig
 from learner.rewards import needed_marks
+from learner.settings.advantages import compares_members
 from learner.settings.algorithm import KlConvex, KlPenalty
 from recipes import BOUNDS_NEVER_ACT, ONE_ALGORITHM
 
@@ -55,7 +55,7 @@ class Recipe:
         parts = {
             "critic": algorithm.critic is not None,
             "windows": learner.train_on == "windows",
-            "groups": compares_members(learner) or greedy or bounded,
+            "groups": compares_members(learner.algorithm.advantage) or greedy or bounded,
             "greedy answers": greedy,
             "marks": any(needed_marks(learner)),
             "hints": learner.family is not None and learner.family.kind == "hint",

@@ -1,6 +1,6 @@
-"""Combinations of sections in a run file that can never work, each with the cure.
+"""Combinations of roles in a run file that can never work, each with the cure.
 
-`launch.run_file.method_rules` has the combinations that concern the training method.
+A rule of one section stands beside the section, and those of `[learner]` as a whole in `learner.settings.rules`.
 """
 
 from collections.abc import Iterator
@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from envs.rows.judge import asks_own_judge
-from launch.run_file.method_rules import method_contradictions, settings_without_effect
 from launch.run_file.sections import RunConfig
+from learner.settings import rules
 from learner.settings.advantages import GaeAdvantage
-from learner.settings.learner import ALL_LINEAR
 from protocol.errors import AddressRefused
 from protocol.security.addresses import split_address, why_not_bound
 
@@ -53,11 +52,8 @@ def contradictions(config: RunConfig) -> Iterator[str]:
         yield "model: set model.path (a Hugging Face name or folder), or add the section [model.tiny]"
     if not config.learner.steps:
         yield "learner.steps is 0: nothing would be trained; raise it, or evaluate with offbeat eval"
-    yield from _batches(config)
-    yield from _adapters(config)
-    yield from _hosts(config)
-    yield from method_contradictions(config.learner)
-    yield from settings_without_effect(config.learner)
+    yield from rules.contradictions(config.learner)
+    yield from _replay_table(config)
     yield from _queues(config)
     yield from _windows(config)
     yield from _evaluation_sets(config)
@@ -67,6 +63,17 @@ def contradictions(config: RunConfig) -> Iterator[str]:
     yield from _supervisor(config)
     yield from _refused_addresses(config)
     yield from _judge(config)
+
+
+def _replay_table(config: RunConfig) -> Iterator[str]:
+    """Yield the mistake that the replay table itself finds: it would give nothing, or less than its share."""
+    from learner.errors import ReplayConfigError
+    from learner.replay.table import replay_table
+
+    try:
+        replay_table(config.learner)
+    except ReplayConfigError as error:
+        yield str(error)
 
 
 def _judge(config: RunConfig) -> Iterator[str]:
@@ -84,52 +91,6 @@ def _env_tables(config: RunConfig) -> list[dict[str, Any]]:
     several = params.get("environments") if config.env.name == "several" else None
     tables = several if isinstance(several, list) else [{"name": config.env.name, "params": params}]
     return [table for table in tables if isinstance(table, dict)]
-
-
-def _batches(config: RunConfig) -> Iterator[str]:
-    batch, group = config.learner.batch_trajectories, config.learner.group_size
-    if config.learner.train_on != "groups":
-        return
-    if group > batch:
-        yield (
-            f"learner.group_size is {group} but learner.batch_trajectories is {batch}: no batch can hold a "
-            f"whole group; raise batch_trajectories to at least {group}"
-        )
-    elif batch % group:
-        yield (
-            f"learner.batch_trajectories is {batch}, not a multiple of learner.group_size {group}; "
-            f"use {batch // group * group} or {(batch // group + 1) * group}"
-        )
-
-
-def _adapters(config: RunConfig) -> Iterator[str]:
-    """Yield mistakes in `[learner.lora]`; `launch.preflight.model_limits` compares it with the model."""
-    lora = config.learner.lora
-    if lora is None or isinstance(lora.targets, str):
-        return
-    if not lora.targets:
-        yield (
-            f'learner.lora.targets is empty: nothing would be trained; name layers, use "{ALL_LINEAR}", or take '
-            "[learner.lora] out to train all weights"
-        )
-    if ALL_LINEAR in lora.targets:
-        yield (
-            f'learner.lora.targets has "{ALL_LINEAR}" in a list of names; write targets = "{ALL_LINEAR}", or names only'
-        )
-
-
-def _hosts(config: RunConfig) -> Iterator[str]:
-    learner = config.learner
-    if learner.nodes > 1 and not learner.rendezvous:
-        yield (
-            f"learner.nodes is {learner.nodes}, but the ranks do not know where to meet; set learner.rendezvous to "
-            "HOST:PORT of the first host, for example 10.0.0.1:29500"
-        )
-    if learner.nodes == 1 and learner.rendezvous:
-        yield (
-            f"learner.rendezvous is {learner.rendezvous}, but learner.nodes is 1, so nobody would meet there; raise "
-            "learner.nodes, or take it out"
-        )
 
 
 def _queues(config: RunConfig) -> Iterator[str]:
@@ -185,10 +146,6 @@ def _windows(config: RunConfig) -> Iterator[str]:
 
 
 def _evaluation_sets(config: RunConfig) -> Iterator[str]:
-    if "reward" in config.learner.evaluation:
-        yield (
-            "learner.evaluation.reward: evaluation/reward/ has the means of rewards by name; give the set another name"
-        )
     labels = [str(table.get("label", table.get("name"))) for table in _env_tables(config)]
     for name, of in config.learner.evaluation.items():
         field = f"learner.evaluation.{name}"
@@ -198,35 +155,14 @@ def _evaluation_sets(config: RunConfig) -> Iterator[str]:
                 if config.env.name == "several"
                 else f"{field}.env is {of.env!r}, but the run has one [env]; write [[env]] tables, or leave it out"
             )
-        if of.samples > 1 and not of.temperature:
-            yield f"{field}.samples is {of.samples} but its temperature is 0: all answers would be equal; raise it"
-        if most := [k for k in of.pass_at if k > of.samples]:
-            yield f"{field}.pass_at has {max(most)}, but samples is {of.samples}; raise samples to at least that"
 
 
 def _lengths(config: RunConfig) -> Iterator[str]:
     sampling = config.learner.sampling
-    turn, longest = sampling.max_turn_tokens, sampling.context_tokens
-    name = sampling.context_setting
-    if sampling.max_context_tokens > sampling.max_trajectory_tokens:
+    if sampling.context_tokens > config.generator.max_model_len:
         yield (
-            f"learner.sampling.max_context_tokens {longest} is above max_trajectory_tokens "
-            f"{sampling.max_trajectory_tokens}, which bounds all branches together; raise the latter"
-        )
-    if turn >= longest:
-        yield (
-            f"learner.sampling.max_turn_tokens {turn} leaves no room for a prompt in {name} {longest}; raise the latter"
-        )
-    if longest > config.generator.max_model_len:
-        yield (
-            f"learner.sampling.{name} {longest} is longer than generator.max_model_len "
-            f"{config.generator.max_model_len}; raise the latter"
-        )
-    if longest > config.learner.micro_batch_tokens:
-        what = "branch" if sampling.max_context_tokens else "trajectory"
-        yield (
-            f"learner.micro_batch_tokens {config.learner.micro_batch_tokens} cannot hold one {what} of "
-            f"{longest} tokens; raise it"
+            f"learner.sampling.{sampling.context_setting} {sampling.context_tokens} is longer than "
+            f"generator.max_model_len {config.generator.max_model_len}; raise the latter"
         )
 
 
@@ -250,11 +186,6 @@ def _roles(config: RunConfig) -> Iterator[str]:
             f"learner.forced_lag is {learner.forced_lag} but run.mode is async, where lag is what it is; set run.mode "
             'to "sync", or forced_lag to 0'
         )
-    if learner.forced_lag and learner.train_on != "groups":
-        yield (
-            f'learner.forced_lag is {learner.forced_lag} but learner.train_on is "{learner.train_on}": only whole '
-            'groups can be held back; use train_on = "groups"'
-        )
     relay = config.generator.weights_http
     if config.generator.count > 1 and relay and not relay.endswith(":0"):
         yield (
@@ -263,27 +194,8 @@ def _roles(config: RunConfig) -> Iterator[str]:
         )
     yield from routes_untold(config)
     yield from sleep_impossible(config)
-    yield from stages_too_low(config)
     if config.generator.backend == "http" and not config.generator.url:
         yield 'generator.backend is "http" but generator.url is empty; name the server, e.g. http://127.0.0.1:8000'
-
-
-def stages_too_low(config: RunConfig) -> Iterator[str]:
-    """Yield the refusals of a ZeRO stage that sums bfloat16 badly, or that leaves nothing to offload.
-
-    The stage may depend on the float type, and that on the GPUs. So this is asked again when they are known.
-    """
-    if config.learner.zero_stage_used < 2 and config.learner.dtype_used == "bfloat16":
-        yield (
-            f"learner.zero_stage is {config.learner.zero_stage_used} but learner.dtype is bfloat16: gradients would be "
-            'summed in bfloat16, which loses small ones; use zero_stage 2, 3 or "auto"'
-        )
-    undecided = config.learner.zero_stage == "auto" and config.learner.dtype == "auto"
-    if config.learner.offload != "none" and config.learner.zero_stage_used < 2 and not undecided:
-        yield (
-            f'learner.offload is "{config.learner.offload}" but learner.zero_stage is '
-            f"{config.learner.zero_stage_used}, which keeps the optimizer beside the weights; use zero_stage 2 or 3"
-        )
 
 
 def _supervisor(config: RunConfig) -> Iterator[str]:

@@ -1,9 +1,6 @@
-"""Tables of the run file inside `[learner]`. `learner.settings.learner` has `[learner]` itself.
+"""Settings of the learner: `[learner]` of the run file (`learner`) and the tables inside it, and their rules.
 
-- `sampling`: how trajectories are sampled. `evaluation`: sets of held-out tasks.
-- `algorithm`: the objective, composed of `advantages`, `corrections`, `surrogates`, `regularisers` and a `critic`.
-- `optimizer`: AdamW. `lora`: adapters of low rank.
-- `replay`: the replay table.
-
-Settings of rewards, comparisons and families stand beside their code, in `learner.credit` and `learner.families`.
+A file has the fields of its tables, what each means, and what the values of one table forbid each other
+(`contradictions`). `rules` has what several tables forbid each other, and the remarks. So whoever asks whether a field
+acts reads its file and `rules`.
 """

@@ -4,6 +4,7 @@ Each form has its own fields and defaults; docs/recipes says which method each b
 of comparisons, and some other kinds are names of one comparison, see `comparisons_of`.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -39,6 +40,31 @@ class Comparison(Section):
     weight: float | Literal["spread"] = 1.0
     """Factor of the term. "spread": the deviation itself; all such terms together are divided by the sum of their
     deviations, so a reward without spread has no say (DVAO, arXiv:2605.25604)."""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        among = set(self.among)
+        if len(self.among) > len(among) or ("batch" in among and len(among) > 1):
+            yield (
+                f'{field}.among is {list(self.among)}: each word once, and "batch" by itself, because it is not within '
+                'a group; use ["group"] or ["batch"]'
+            )
+        elif among and not among & {"group", "batch"}:
+            yield f'{field}.among is {list(self.among)}: only members of one group are compared by it; add "group"'
+        if self.of == "trajectory" and (turns := sorted(among & {"position", "anchor"})):
+            yield f'{field}.among has "{turns[0]}", which turns have, but of is "trajectory"; set of = "turn"'
+        if self.of == "trajectory" and self.value == "return_to_go":
+            yield f'{field}.value is "return_to_go", which turns have, but of is "trajectory"; set of = "turn"'
+        if self.discount != 1 and self.value != "return_to_go":
+            yield (
+                f'{field}.discount is {self.discount:g} but value is "{self.value}"; only "return_to_go" is discounted'
+            )
+        if self.history and "anchor" not in among:
+            yield f'{field}.history is {self.history} but among has no "anchor", whose history it is; add "anchor"'
+        if self.weight == "spread" and (not among or self.scale not in ("std", "sample_std", "mean_abs")):
+            yield (
+                f'{field}.weight is "spread" but scale "{self.scale}" among {list(self.among)} has no deviation; use '
+                'scale "std", "sample_std" or "mean_abs" among the group'
+            )
 
 
 class ByDifficulty(Section):
@@ -95,6 +121,22 @@ class ComparedAdvantage(Section):
     """Weights of groups by difficulty. Absent: none."""
     amplify: Amplify | None = None
     """Larger advantages of what was better than the mean; for terms of trajectories only. Absent: none."""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        spread = [i for i, term in enumerate(self.terms) if term.weight == "spread"]
+        if spread and self.combine == "mean":
+            yield (
+                f'{field}.combine is "mean" but terms.{spread[0]}.weight is "spread", which divides by a sum of its '
+                'own; use combine = "sum"'
+            )
+        if self.whiten == "trajectories" and is_by_turn(self):
+            yield f'{field}.whiten is "trajectories" but a term is of turns; use whiten = "tokens", or "none"'
+        if self.novelty is not None and is_by_turn(self):
+            yield f'{field}.novelty is of whole answers but a term is of turns; take it out, or set of = "trajectory"'
+        if self.amplify is not None and is_by_turn(self):
+            yield f'{field}.amplify is of whole episodes but a term is of turns; take it out, or set of = "trajectory"'
+        if self.by_difficulty is not None and not all("group" in term.among for term in self.terms):
+            yield f"{field}.by_difficulty weighs groups, but a term is not among the group; take by_difficulty out"
 
 
 class GroupAdvantage(Section):
@@ -169,6 +211,10 @@ class RiskAdvantage(Section):
     natural_baseline: bool = False
     """Subtract the distance of the quantiles, so that no paper has a positive advantage."""
 
+    def contradictions(self, field: str) -> Iterator[str]:
+        if self.levels[0] >= self.levels[1]:
+            yield f"{field}.levels are {list(self.levels)}; the first must be below the second: swap them"
+
 
 class GaeAdvantage(Section):
     """Generalised advantage estimation over tokens (arXiv:1506.02438); needs `[learner.algorithm.critic]`.
@@ -207,6 +253,8 @@ AdvantageConfig = Annotated[
 ]
 GROUP_RELATIVE = ("group", "leave_one_out", "token_group")
 """Kinds of advantage that compare a whole trajectory with the other members of its group."""
+VALUES = {"return", "return_to_go", "each"}
+"""Values of a comparison that are no name of a reward."""
 
 
 def comparisons_of(config: AdvantageConfig) -> ComparedAdvantage | None:
@@ -238,6 +286,11 @@ def comparisons_of(config: AdvantageConfig) -> ComparedAdvantage | None:
     return ComparedAdvantage(terms=(term,))
 
 
+def is_by_turn(config: ComparedAdvantage) -> bool:
+    """Return whether tokens of one trajectory may have different advantages."""
+    return any(term.of == "turn" for term in config.terms)
+
+
 def judges_groups(config: AdvantageConfig) -> bool:
     """Return whether an advantage is formed within a rollout group alone, so that a group without signal is known.
 
@@ -250,6 +303,33 @@ def judges_groups(config: AdvantageConfig) -> bool:
     return config.kind in GROUP_RELATIVE
 
 
-def is_by_turn(config: ComparedAdvantage) -> bool:
-    """Return whether tokens of one trajectory may have different advantages."""
-    return any(term.of == "turn" for term in config.terms)
+def compares_members(config: AdvantageConfig) -> bool:
+    """Return whether advantages compare a trajectory with other sampled members of its group.
+
+    Example:
+        >>> compares_members(TurnReturnAdvantage()), compares_members(BatchMeanAdvantage())
+        (True, False)
+    """
+    compared = comparisons_of(config)
+    return config.kind in (*GROUP_RELATIVE, "risk") or (
+        compared is not None and any("group" in term.among for term in compared.terms)
+    )
+
+
+def values_of_parts(advantage: ComparedAdvantage) -> Iterator[tuple[str, str]]:
+    """Yield field and name of each reward that a part beside the terms of a comparison reads.
+
+    Such a part reads the return, or one reward: "return_to_go" and "each" are values of terms alone.
+
+    Example:
+        >>> list(values_of_parts(ComparedAdvantage(amplify={"value": "right"}, novelty={})))
+        [('learner.algorithm.advantage.amplify.value', 'right')]
+    """
+    parts = {
+        "novelty": advantage.novelty,
+        "by_difficulty": advantage.by_difficulty,
+        "amplify": advantage.amplify,
+    }
+    for name, part in parts.items():
+        if part is not None and part.value != "return":
+            yield f"learner.algorithm.advantage.{name}.value", part.value

@@ -3,12 +3,18 @@
 Each form has its own fields and defaults; docs/recipes says which method each belongs to.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
 from learner.algorithms.tokens import Level
-from learner.settings.advantages import AdvantageConfig, GroupAdvantage
+from learner.settings.advantages import (
+    GROUP_RELATIVE,
+    AdvantageConfig,
+    GroupAdvantage,
+    judges_groups,
+)
 from protocol.section import Section
 
 CorrectionLevel = Level | Literal["product", "group"]
@@ -42,6 +48,12 @@ class IntervalCorrection(Section):
     weight: bool = True
     """Weight of a token inside the interval. True: the ratio itself; false: 1."""
 
+    def contradictions(self, field: str) -> Iterator[str]:
+        if self.low >= self.high:
+            yield (
+                f"{field}: low {self.low:g} is not below high {self.high:g}: no token would be left; lower low"
+            )
+
 
 CorrectionConfig = Annotated[TruncatedCorrection | IntervalCorrection, Field(discriminator="kind")]
 
@@ -49,6 +61,14 @@ CorrectionConfig = Annotated[TruncatedCorrection | IntervalCorrection, Field(dis
 Centre = Literal["proximal", "behaviour"]
 LowHalfWidth = Annotated[float, Field(ge=0, le=1)]
 HalfWidth = Annotated[float, Field(ge=0)]
+
+
+def _dual(field: str, dual: float, *, above: float) -> Iterator[str]:
+    if 0 < dual <= above:
+        yield (
+            f"{field}.dual is {dual:g}, not above the clip's own upper bound {above:g}: it would cut what the clip "
+            "lets through; raise it, or set 0 for none"
+        )
 
 
 class ClipSurrogate(Section):
@@ -71,6 +91,9 @@ class ClipSurrogate(Section):
     """Whether a token above the upper bound keeps the gradient (1 + high) times the advantage (AEPO,
     arXiv:2510.14545). False: it has none."""
 
+    def contradictions(self, field: str) -> Iterator[str]:
+        yield from _dual(field, self.dual, above=1 + self.high)
+
 
 class WeightedSurrogate(Section):
     """REINFORCE weighted by the ratio current / centre, which is bounded to [low, high] and carries no
@@ -83,6 +106,10 @@ class WeightedSurrogate(Section):
     """Largest weight. Above 0."""
     centre: Centre = "behaviour"
     """Policy in the denominator of the ratio."""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        if self.low > self.high:
+            yield f"{field}: low {self.low:g} is above high {self.high:g}; lower low"
 
 
 class MiniRlSurrogate(Section):
@@ -109,6 +136,16 @@ class TripletSurrogate(Section):
     """Largest ratio where the advantage is negative. Above 0."""
     positive_high: float = Field(1.28, gt=0)
     """Largest ratio where the advantage is positive. Above 0."""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        low, high = self.negative_low, self.negative_high
+        if low >= high:
+            yield f"{field}: negative_low {low:g} is not below negative_high {high:g}; lower it"
+        no_gradient = "fresh tokens, whose ratio is 1, would get no gradient; set it to"
+        if 1 < low < high:
+            yield f"{field}.negative_low is {low:g}: {no_gradient} at most 1"
+        if self.positive_high < 1:
+            yield f"{field}.positive_high is {self.positive_high:g}: {no_gradient} at least 1"
 
 
 class ChunkSurrogate(Section):
@@ -153,6 +190,15 @@ class BalancedSurrogate(Section):
     centre: Centre = "behaviour"
     """Policy in the denominator of the ratio."""
 
+    def contradictions(self, field: str) -> Iterator[str]:
+        a, b, c, d = self.low_start, self.low_stop, self.high_start, self.high_stop
+        if not a <= b < 1 < c <= d:
+            yield (
+                f"{field}: low {a:g} to {b:g}, high {c:g} to {d:g}: bounds of the ratio must be "
+                "low_start <= low_stop < 1 < high_start <= high_stop"
+            )
+        yield from _dual(field, self.dual, above=d)
+
 
 class EntropySurrogate(Section):
     """Clip of the ratio current / proximal whose bounds, and advantages, depend on the token's entropy (HAPO,
@@ -172,6 +218,10 @@ class EntropySurrogate(Section):
     """Dual clip: largest ratio that counts where the advantage is negative. 0: no dual clip; else above
     1 + 2 * high."""
 
+    def contradictions(self, field: str) -> Iterator[str]:
+        # The most uncertain token has the widest clip, with this upper bound.
+        yield from _dual(field, self.dual, above=1 + 2 * self.high)
+
 
 class LagSurrogate(Section):
     """Clip of the ratio current / proximal to a range that contracts with the token's policy lag; plain PPO
@@ -187,6 +237,9 @@ class LagSurrogate(Section):
     dual: float = Field(0.0, ge=0)
     """Dual clip: largest ratio that counts where the advantage is negative. 0: no dual clip; else above
     1 + high."""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        yield from _dual(field, self.dual, above=1 + self.high)
 
 
 class WindowSurrogate(Section):
@@ -271,6 +324,14 @@ SurrogateConfig = Annotated[
 ]
 
 
+def _estimator(field: str, estimator: str) -> Iterator[str]:
+    if estimator == "k1":
+        yield (
+            f'{field}.estimator is "k1": as a loss its gradient is zero on average, so it regularises nothing; use '
+            '"k2" or "k3"'
+        )
+
+
 class KlPenalty(Section):
     """Penalty on KL(current || other policy), estimated per token."""
 
@@ -284,6 +345,9 @@ class KlPenalty(Section):
     """Estimator of the KL, with d = log other - log current. "k1": -d, whose gradient is zero on average, so
     it regularises nothing; "k2": d^2 / 2, whose gradient is that of the KL; "k3": exp(d) - 1 - d, the one of
     GRPO, cut at 10: a token with d above 2.61 is not pulled back, so use "k2" where the policy may go far."""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        yield from _estimator(field, self.estimator)
 
 
 class KlConvex(Section):
@@ -304,6 +368,9 @@ class KlConvex(Section):
     """Amount by which the share falls at each drop. 0 to 1."""
     floor: float = Field(0.5, ge=0, le=1)
     """Smallest share of the base policy. 0 to 1."""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        yield from _estimator(field, self.estimator)
 
 
 KlConfig = Annotated[KlPenalty | KlConvex, Field(discriminator="kind")]
@@ -339,6 +406,18 @@ class EntropyBonus(Section):
     band: EntropyBand | None = None
     """Band that the entropy is held in. Absent: none."""
 
+    def contradictions(self, field: str) -> Iterator[str]:
+        if self.band is not None and not (self.coefficient or self.target):
+            yield (
+                f"{field}.band is set but entropy.coefficient is 0: the band has the factor of the bonus, so it would "
+                "not act; raise coefficient, or take band out"
+            )
+        if self.target and self.coefficient > self.maximum:
+            yield (
+                f"{field}.coefficient {self.coefficient:g} is above its maximum {self.maximum:g}; raise maximum or "
+                "lower the coefficient"
+            )
+
 
 class CovarianceMask(Section):
     """Some tokens whose probability and advantage go together get no gradient, because they lower the entropy most
@@ -350,6 +429,10 @@ class CovarianceMask(Section):
     """Covariance below which a token may be left out. Above `low`."""
     share: float = Field(0.02, gt=0, le=1)
     """Share of all tokens that is left out at most, drawn at random. Above 0, at most 1."""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        if self.low >= self.high:
+            yield f"{field}: low {self.low:g} is not below high {self.high:g}; lower low"
 
 
 class CriticConfig(Section):
@@ -407,6 +490,21 @@ class Reincarnation(Section):
     """How often each trajectory of a batch is trained on from then on. At least 1."""
 
 
+class ChangedObjective(NamedTuple):
+    """The part of an objective that a reincarnation changes; `name` is the table of the run file."""
+
+    name: str
+    surrogate: SurrogateConfig
+    corrections: tuple[CorrectionConfig, ...]
+    updates_per_batch: int
+    passes: int
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps on one batch."""
+        return self.updates_per_batch * self.passes
+
+
 class AlgorithmConfig(Section):
     """`[learner.algorithm]`: the objective, composed of parts."""
 
@@ -461,3 +559,148 @@ class AlgorithmConfig(Section):
     solved. Where they tell (`StepResult.correct`), it has no effect."""
     critic: CriticConfig | None = None
     reincarnation: Reincarnation | None = None
+
+    def objectives(self, field: str = "learner.algorithm") -> list[ChangedObjective]:
+        """Return the objective of the first step, then the objective after the reincarnation, if there is one."""
+        first = ChangedObjective(field, self.surrogate, self.corrections, self.updates_per_batch, self.passes)
+        if (change := self.reincarnation) is None:
+            return [first]
+        later = ChangedObjective(
+            f"{field}.reincarnation",
+            change.surrogate,
+            change.corrections,
+            change.updates_per_batch,
+            change.passes,
+        )
+        return [first, later]
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        objectives = self.objectives(field)
+        yield from self._advantage(field)
+        for objective in objectives:
+            yield from self._needed_advantage(field, objective)
+            yield from self._ratios(field, objective)
+            yield from self._steps(objective)
+        if self.lr_by_ess != "none" and self.proximal == "behaviour":
+            yield (
+                f'{field}.lr_by_ess is "{self.lr_by_ess}" but {field}.proximal is "behaviour": all weights, and the '
+                'effective sample size, are 1 then; use proximal = "recomputed"'
+            )
+        if self.routes == "proximal" and all(objective.steps == 1 for objective in objectives):
+            yield (
+                f'{field}.routes is "proximal" with a single step per batch, whose routes are those of the proximal '
+                f"policy anyway; raise {field}.updates_per_batch, or take it out"
+            )
+        single = objectives[0].steps == 1 and self.proximal == "recomputed"
+        if isinstance(self.kl, KlPenalty) and self.kl.to == "proximal" and single:
+            yield (
+                f'{field}.kl.to is "proximal" with a single step per batch, which begins at the proximal policy, where '
+                f"the penalty has no gradient; raise {field}.passes to 2 or more, or use reference"
+            )
+
+    def _advantage(self, field: str) -> Iterator[str]:
+        """Yield what the advantage lacks, or what asks it for something that it does not give."""
+        kind = self.advantage.kind
+        if kind == "gae" and self.critic is None:
+            yield f'{field}.advantage.kind is "gae" but there is no critic; add [{field}.critic]'
+        if kind != "gae" and self.critic is not None:
+            yield (
+                f'{field}.critic is set but {field}.advantage.kind is "{kind}", which asks for no values; take the '
+                'critic out or use kind "gae"'
+            )
+        if self.scale_by_informative and not judges_groups(self.advantage):
+            yield (
+                f'{field}.scale_by_informative counts groups, but advantage.kind is "{kind}", not formed within '
+                f'groups; take it out, or use one of {", ".join(GROUP_RELATIVE)}, or "compared" among the group'
+            )
+
+    def _needed_advantage(self, field: str, objective: ChangedObjective) -> Iterator[str]:
+        kind, surrogate = self.advantage.kind, objective.surrogate
+        if isinstance(surrogate, RegressionSurrogate) and kind != "gae":
+            yield (
+                f'{objective.name}.surrogate.kind is "regression", which adds up advantages of tokens, but '
+                f'{field}.advantage.kind is "{kind}"; use kind "gae", with a critic'
+            )
+        if isinstance(surrogate, BoundedSurrogate) and kind not in GROUP_RELATIVE:
+            yield (
+                f'{objective.name}.surrogate.kind is "bounded", which compares with the group\'s median, but '
+                f'{field}.advantage.kind is "{kind}"; use one of {", ".join(GROUP_RELATIVE)}'
+            )
+
+    def _ratios(self, field: str, objective: ChangedObjective) -> Iterator[str]:
+        """Check that staleness is corrected once, and that ratios refer to the policy that the surrogate uses."""
+        name, surrogate, corrections, *_ = objective
+        if isinstance(surrogate, EntropySurrogate) and self.proximal != "recomputed":
+            yield (
+                f'{name}.surrogate.kind is "entropy" but {field}.proximal is "{self.proximal}": the entropies are '
+                "those of the learner's weights before the update, and its clip is around them; use proximal = "
+                '"recomputed", which costs nothing more'
+            )
+        if self.proximal == "behaviour" and corrections:
+            yield (
+                f'{field}.proximal is "behaviour": {name}.corrections, of the ratio proximal / behaviour, are all 1 '
+                "then; set corrections = [] there"
+            )
+        if self.proximal != "recomputed" and any(c.level == "group" for c in corrections):
+            yield (
+                f'{name}.corrections have level "group" but {field}.proximal is "{self.proximal}": the weight of a '
+                "group is taken from the learner's weights before the update, which all of its answers have been "
+                'shown to; use proximal = "recomputed"'
+            )
+        weights = [c.kind for c in corrections if not isinstance(c, IntervalCorrection) or c.weight]
+        itself = isinstance(
+            surrogate, MiniRlSurrogate | RegressionSurrogate | TripletSurrogate | WindowSurrogate
+        )
+        if weights and (itself or getattr(surrogate, "centre", "proximal") == "behaviour"):
+            centre = "" if itself else ' with centre = "behaviour"'
+            yield (
+                f'{name}.surrogate of kind "{surrogate.kind}"{centre} has the ratio current / behaviour in it, and '
+                f"{name}.corrections ({', '.join(weights)}) would weigh staleness a second time; set corrections = "
+                '[], or keep kind "interval" with weight = false only'
+            )
+
+    def _steps(self, objective: ChangedObjective) -> Iterator[str]:
+        """Yield what has no gradient in the only step on a batch."""
+        if objective.steps > 1:
+            return
+        name, surrogate = objective.name, objective.surrogate
+        if isinstance(surrogate, MirrorDescentSurrogate):
+            yield (
+                f'{name}.surrogate.kind is "mirror_descent" with a single step per batch, of which its KL has no '
+                f"gradient; raise {name}.passes to 2 or more"
+            )
+        if (
+            isinstance(surrogate, BalancedSurrogate | RatioVarianceSurrogate)
+            and self.proximal == "recomputed"
+            and surrogate.centre == "proximal"
+        ):
+            yield (
+                f'{name}.surrogate of kind "{surrogate.kind}" has centre = "proximal" with a single step per batch: '
+                f"the ratio is 1, so neither bound nor penalty has a gradient; raise {name}.updates_per_batch to 2 or "
+                'more, or use centre = "behaviour"'
+            )
+
+    def remarks(self, field: str) -> Iterator[str]:
+        """Yield a line for each bound of a surrogate that never acts: the defaults may have such a one."""
+        for objective in self.objectives(field):
+            if (
+                self.proximal == "recomputed"
+                and objective.steps == 1
+                and _has_void_bounds(objective.surrogate)
+            ):
+                yield (
+                    f'{objective.name}.surrogate of kind "{objective.surrogate.kind}" bounds the ratio current / '
+                    "proximal, which is 1 with a single step per batch: its bounds never act; raise "
+                    f"{objective.name}.updates_per_batch if they are to act"
+                )
+
+
+def _has_void_bounds(surrogate: SurrogateConfig) -> bool:
+    """Return whether the surrogate does nothing but bound the ratio current / proximal."""
+    match surrogate:
+        case EntropySurrogate() | LagSurrogate() | MiniRlSurrogate() | ChunkSurrogate():
+            return True
+        case ClipSurrogate(centre=centre) | WeightedSurrogate(centre=centre):
+            return centre == "proximal"
+        case _:
+            return False

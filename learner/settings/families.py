@@ -357,3 +357,22 @@ FamilyConfig = Annotated[
     HintFamily | DraftFamily | BranchFamily | RetryFamily | GuidedFamily | JudgeFamily | RefineFamily,
     Field(discriminator="kind"),
 ]
+
+
+def quoted_answers(family: FamilyConfig | None) -> int:
+    """Return the least number of answers that stand in a prompt with a note.
+
+    Example:
+        >>> quoted_answers(GuidedFamily(examples=3)), quoted_answers(RetryFamily(begin="parting", note="", rollouts=2))
+        (3, 0)
+    """
+    match family:
+        case DraftFamily() | RefineFamily():
+            return 1
+        case RetryFamily():
+            return max(family.reflection.count(ATTEMPT), sum(map(family.note.count, (ATTEMPT, REFLECTION))))
+        case GuidedFamily():
+            return family.examples
+        case JudgeFamily():
+            return family.answers
+    return 0

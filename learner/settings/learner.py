@@ -1,5 +1,6 @@
 """`[learner]` of the run file, and its tables for sampling, evaluation, optimizer, adapters and replay."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -49,6 +50,19 @@ class SamplingConfig(Section):
         """Setting that says so."""
         return "max_context_tokens" if self.max_context_tokens else "max_trajectory_tokens"
 
+    def contradictions(self, field: str) -> Iterator[str]:
+        longest = self.context_tokens
+        if self.max_context_tokens > self.max_trajectory_tokens:
+            yield (
+                f"{field}.max_context_tokens {longest} is above max_trajectory_tokens {self.max_trajectory_tokens}, "
+                "which bounds all branches together; raise the latter"
+            )
+        if self.max_turn_tokens >= longest:
+            yield (
+                f"{field}.max_turn_tokens {self.max_turn_tokens} leaves no room for a prompt in {self.context_setting} "
+                f"{longest}; raise the latter"
+            )
+
 
 class EvaluationConfig(Section):
     """`[learner.evaluation.NAME]`: a set of held-out tasks, and how they are answered. Its metrics are
@@ -81,6 +95,12 @@ class EvaluationConfig(Section):
     def answers(self) -> int:
         """Answers to all tasks."""
         return self.tasks * self.samples
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        if self.samples > 1 and not self.temperature:
+            yield f"{field}.samples is {self.samples} but its temperature is 0: all answers would be equal; raise it"
+        if most := [k for k in self.pass_at if k > self.samples]:
+            yield f"{field}.pass_at has {max(most)}, but samples is {self.samples}; raise samples to at least that"
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -150,6 +170,19 @@ class LoraConfig(Section):
         targets = ", ".join(sorted(self.names)) or ALL_LINEAR
         return f"rank {self.rank}, alpha {self.scale * self.rank:g}, targets {targets}"
 
+    def contradictions(self, field: str) -> Iterator[str]:
+        if isinstance(self.targets, str):
+            return
+        if not self.targets:
+            yield (
+                f'{field}.targets is empty: nothing would be trained; name layers, use "{ALL_LINEAR}", or take '
+                f"[{field}] out to train all weights"
+            )
+        if ALL_LINEAR in self.targets:
+            yield (
+                f'{field}.targets has "{ALL_LINEAR}" in a list of names; write targets = "{ALL_LINEAR}", or names only'
+            )
+
 
 RESCUE_RULES = ("success", "per_prompt")
 """Replay rules that replace members of a failed group instead of adding to the batch."""
@@ -204,6 +237,19 @@ class ReplayConfig(Section):
     emptied, as SPEAR does. At most `capacity_groups`; `share` has no effect then. 0: items are drawn by `share`."""
     stop_at_step: int = Field(0, ge=0)
     """Learner step from which on nothing is replayed. 0: replay never ends."""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        if self.outcome != "return" and self.rule not in RESCUE_RULES:
+            yield (
+                f'{field}.outcome is "{self.outcome}" but {field}.rule is "{self.rule}", which asks for none; take it '
+                f"out, or use one of {', '.join(RESCUE_RULES)}"
+            )
+        if self.rule != "advantage" and (
+            alone := [name for name in ("fire_at", "only_with") if getattr(self, name)]
+        ):
+            yield (
+                f'{field}.{alone[0]} is set but {field}.rule is "{self.rule}"; take it out, or use rule = "advantage"'
+            )
 
 
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
@@ -409,3 +455,68 @@ class LearnerConfig(Section):
             return self.batch_trajectories
         groups = self.batch_trajectories / self.group_size * (1 - replay.share)
         return max(1, round(groups)) * self.group_size
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        yield from self._batches(field)
+        yield from self._hosts(field)
+        if self.forced_lag and self.train_on != "groups":
+            yield (
+                f'{field}.forced_lag is {self.forced_lag} but {field}.train_on is "{self.train_on}": only whole groups '
+                'can be held back; use train_on = "groups"'
+            )
+        if "reward" in self.evaluation:
+            yield (
+                f"{field}.evaluation.reward: evaluation/reward/ has the means of rewards by name; give the set another "
+                "name"
+            )
+        if self.sampling.context_tokens > self.micro_batch_tokens:
+            what = "branch" if self.sampling.max_context_tokens else "trajectory"
+            yield (
+                f"{field}.micro_batch_tokens {self.micro_batch_tokens} cannot hold one {what} of "
+                f"{self.sampling.context_tokens} tokens; raise it"
+            )
+        yield from self.stages_too_low(field)
+
+    def _batches(self, field: str) -> Iterator[str]:
+        batch, group = self.batch_trajectories, self.group_size
+        if self.train_on != "groups":
+            return
+        if group > batch:
+            yield (
+                f"{field}.group_size is {group} but {field}.batch_trajectories is {batch}: no batch can hold a whole "
+                f"group; raise batch_trajectories to at least {group}"
+            )
+        elif batch % group:
+            yield (
+                f"{field}.batch_trajectories is {batch}, not a multiple of {field}.group_size {group}; use "
+                f"{batch // group * group} or {(batch // group + 1) * group}"
+            )
+
+    def _hosts(self, field: str) -> Iterator[str]:
+        if self.nodes > 1 and not self.rendezvous:
+            yield (
+                f"{field}.nodes is {self.nodes}, but the ranks do not know where to meet; set {field}.rendezvous to "
+                "HOST:PORT of the first host, for example 10.0.0.1:29500"
+            )
+        if self.nodes == 1 and self.rendezvous:
+            yield (
+                f"{field}.rendezvous is {self.rendezvous}, but {field}.nodes is 1, so nobody would meet there; raise "
+                f"{field}.nodes, or take it out"
+            )
+
+    def stages_too_low(self, field: str) -> Iterator[str]:
+        """Yield the refusals of a ZeRO stage that sums bfloat16 badly, or that leaves nothing to offload.
+
+        The stage may depend on the float type, and that on the GPUs. So this is asked again when they are known.
+        """
+        if self.zero_stage_used < 2 and self.dtype_used == "bfloat16":
+            yield (
+                f"{field}.zero_stage is {self.zero_stage_used} but {field}.dtype is bfloat16: gradients would be "
+                'summed in bfloat16, which loses small ones; use zero_stage 2, 3 or "auto"'
+            )
+        undecided = self.zero_stage == "auto" and self.dtype == "auto"
+        if self.offload != "none" and self.zero_stage_used < 2 and not undecided:
+            yield (
+                f'{field}.offload is "{self.offload}" but {field}.zero_stage is {self.zero_stage_used}, which keeps '
+                "the optimizer beside the weights; use zero_stage 2 or 3"
+            )

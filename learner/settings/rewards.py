@@ -1,5 +1,6 @@
 """`[learner.reward]`: how the rewards of an environment become the values that are compared."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -31,6 +32,10 @@ class Gate(Section):
     """Name of the reward that decides."""
     above: float = 0.0
     """The gate is open if the trajectory's sum of `needs`, without weight, is above this."""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        if self.reward == self.needs:
+            yield f'{field} has reward and needs "{self.needs}": nothing is its own condition; change one'
 
 
 class FewestCalls(Section):
@@ -67,6 +72,10 @@ class WrongAnswer(Section):
     """Amount that each further turn adds. At least 0."""
     highest: float = -0.6
     """Largest value of a wrong answer. At least `lowest`."""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        if self.highest < self.lowest:
+            yield f"{field}.highest {self.highest:g} is below lowest {self.lowest:g}; raise highest"
 
 
 class Coverage(Section):
@@ -150,6 +159,18 @@ class OverlongPenalty(Section):
     factor: float = Field(1.0, gt=0)
     """Size of the full penalty. Above 0."""
 
+    @property
+    def begins_at(self) -> int:
+        """Tokens up to which there is no penalty; negative if `buffer_tokens` is too large."""
+        return self.longest_tokens - self.buffer_tokens
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        if self.begins_at < 0:
+            yield (
+                f"{field}.buffer_tokens is {self.buffer_tokens}, above longest_tokens {self.longest_tokens}: every "
+                "answer would be too long; lower buffer_tokens"
+            )
+
 
 GroupReward = Annotated[FewestCalls | WinRate, Field(discriminator="kind")]
 
@@ -186,3 +207,32 @@ class RewardConfig(Section):
         """Weights after all stages, with 0 for a reward that only decides what is flawed."""
         untrained = {self.flawed.needs: 0.0} if self.flawed is not None and not self.flawed.trained else {}
         return untrained | self.weights
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        replacing = [part for part in ("wrong", "steps") if getattr(self, part)]
+        if self.group is not None and replacing:
+            yield (
+                f'{field}.group.kind is "{self.group.kind}" beside {field}.{replacing[0]}: both replace rewards, and '
+                "the group would be compared without the other; take one of them out"
+            )
+        elif len(replacing) == 2:
+            yield f"{field}.wrong and {field}.steps are both set, and both replace rewards; take one of them out"
+        ends = [stage.until_version for stage in self.stages]
+        if ends != sorted(set(ends)):
+            yield f"{field}.stages end at versions {ends}; each must end later than the one before: put them in order"
+        yield from self._untrained(field)
+
+    def _untrained(self, field: str) -> Iterator[str]:
+        """Yield the refusal of each weight of a reward that `flawed` leaves out of the return."""
+        flawed = self.flawed
+        if flawed is None or flawed.trained:
+            return
+        weights = {"weights": self.weights} | {
+            f"stages.{i}.weights": stage.weights for i, stage in enumerate(self.stages)
+        }
+        for name, named in weights.items():
+            if weight := named.get(flawed.needs):
+                yield (
+                    f"{field}.{name}.{flawed.needs} is {weight:g} but {field}.flawed.trained is false, which leaves "
+                    "this reward out of the return; take the weight out, or set trained = true"
+                )

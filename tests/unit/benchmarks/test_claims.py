@@ -39,8 +39,8 @@ from envs.errors import EnvError
 from envs.registry import make_suite
 from envs.scoring.scorer import Question
 from launch.model import make_tokenizer, save_tokenizer
+from launch.preflight.environment import lacking
 from launch.run_file.load import load
-from launch.run_file.reward_rules import lacking
 from learner.rewards import needed_marks, needed_rewards
 from learner.settings.advantages import GroupAdvantage
 from learner.trajectory import Unit, UnitPart

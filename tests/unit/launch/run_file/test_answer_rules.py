@@ -8,11 +8,11 @@ import pytest
 
 from launch.errors import ConfigError
 from launch.run_file.load import load
-from launch.run_file.reward_rules import family_contradictions
 from learner.advantages import assign_credit
 from learner.rewards import needed_rewards
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.learner import LearnerConfig
+from learner.settings.rules import family_contradictions
 from tests.trajectories import make_trajectory
 
 REFINE = {"kind": "refine"}

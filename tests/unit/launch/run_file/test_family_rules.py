@@ -4,10 +4,10 @@ import pytest
 
 from envs.base import SuiteFacts
 from launch.errors import ConfigError
-from launch.preflight.environment import unknown_rewards
+from launch.preflight.environment import lacking, unknown_rewards
 from launch.run_file.load import check
-from launch.run_file.reward_rules import family_contradictions, family_notes, lacking
 from learner.settings.learner import LearnerConfig
+from learner.settings.rules import family_contradictions, family_notes
 
 HINT, DRAFT = {"kind": "hint"}, {"kind": "draft", "drafts": 4}
 BRANCH = {"kind": "branch", "rollouts": 4}

@@ -4,10 +4,10 @@ import pytest
 
 from launch.errors import ConfigError
 from launch.run_file.load import check, load
-from launch.run_file.method_rules import notes
 from launch.run_file.recipes import recipes
 from learner.errors import ReplayConfigError
 from learner.replay.table import make_table
+from learner.settings.rules import notes
 from recipes import BOUNDS_NEVER_ACT
 
 GAE = {"kind": "gae"}

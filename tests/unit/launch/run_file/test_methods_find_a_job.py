@@ -8,8 +8,8 @@ import pytest
 
 from envs.base import SuiteFacts
 from envs.registry import make_suite
+from launch.preflight.environment import lacking
 from launch.run_file.load import METHODS_FOLDER, load, run_files
-from launch.run_file.reward_rules import lacking
 from learner.rewards import needed_marks, needed_rewards
 from learner.settings.families import BranchFamily, RefineFamily
 

@@ -1,0 +1,478 @@
+"""Rules of `[learner]` that concern several of its sections: what cannot be together, does nothing, or misses a part.
+
+What one section can say alone is said by its own `contradictions`, beside its fields. Each rule yields a line per
+mistake, with field, value seen and cure. A setting without effect that a user must have chosen is a mistake, because no
+recipe has it. What the defaults have, too, is a remark.
+"""
+
+from collections.abc import Iterator
+
+from learner.settings.advantages import (
+    GROUP_RELATIVE,
+    VALUES,
+    ComparedAdvantage,
+    RiskAdvantage,
+    compares_members,
+    comparisons_of,
+    is_by_turn,
+    judges_groups,
+    values_of_parts,
+)
+from learner.settings.algorithm import BoundedSurrogate, KlConvex, KlPenalty
+from learner.settings.families import (
+    BranchFamily,
+    DraftFamily,
+    FamilyConfig,
+    GuidedFamily,
+    HintFamily,
+    JudgeFamily,
+    RefineFamily,
+    RetryFamily,
+    quoted_answers,
+)
+from learner.settings.learner import RESCUE_RULES, LearnerConfig, ReplayConfig
+from learner.settings.rewards import WinRate
+
+ADAPTERS_LR = 1e-5
+"""Learning rate below which adapters hardly learn: ten times the default, which is for full weights."""
+
+
+def contradictions(learner: LearnerConfig) -> Iterator[str]:
+    """Yield a line per mistake in `[learner]`: field, value seen, cure."""
+    yield from learner.all_contradictions("learner")
+    yield from _groups(learner)
+    yield from _updates(learner)
+    yield from replay_contradictions(learner)
+    yield from reward_contradictions(learner)
+    yield from family_contradictions(learner)
+
+
+def _groups(learner: LearnerConfig) -> Iterator[str]:
+    """Yield what the advantage and the units of a batch cannot give each other."""
+    advantage, kind = learner.algorithm.advantage, learner.algorithm.advantage.kind
+    if learner.train_on == "windows" and kind != "gae":
+        yield (
+            f'learner.train_on is "windows" but learner.algorithm.advantage.kind is "{kind}": an unfinished trajectory '
+            'has no return yet; use kind "gae", with a critic'
+        )
+    needs = compares_members(advantage)
+    if needs and learner.group_size == 1:
+        yield f'learner.group_size is 1: an advantage of kind "{kind}" is always zero then; use at least 2'
+    if (needs or kind == "greedy") and learner.train_on == "trajectories":
+        yield (
+            f'learner.train_on is "trajectories" but an advantage of kind "{kind}" needs the whole group; '
+            'use train_on = "groups", or kind "gae" with a critic, or "batch_mean"'
+        )
+    if learner.algorithm.scale_by_informative and learner.drops_uniform_groups:
+        yield (
+            "learner.algorithm.scale_by_informative is true, but learner.filter_uniform_groups drops the groups with "
+            "equal returns before they are counted: the factor is always 1; set filter_uniform_groups = false"
+        )
+    if isinstance(advantage, RiskAdvantage):
+        yield from _risk(learner, advantage)
+
+
+def _risk(learner: LearnerConfig, advantage: RiskAdvantage) -> Iterator[str]:
+    name, groups = "learner.algorithm.advantage", learner.units_per_batch
+    if learner.train_on == "groups" and groups % advantage.bundle:
+        yield (
+            f"{name}.bundle is {advantage.bundle} but a batch has {groups} groups: the last bundle would be smaller; "
+            "let learner.batch_trajectories / group_size be a multiple of it"
+        )
+    if learner.replay is not None:
+        yield f'{name}.kind is "risk" beside learner.replay, whose groups belong to no bundle; take replay out'
+
+
+def _updates(learner: LearnerConfig) -> Iterator[str]:
+    room, units = learner.batch_trajectories, "trajectories" if learner.train_on != "windows" else "windows"
+    if learner.train_on == "groups":
+        room, units = learner.batch_trajectories // learner.group_size, "groups"
+    for objective in learner.algorithm.objectives():
+        name, updates = objective.name, objective.updates_per_batch
+        if updates > max(1, room):
+            yield f"{name}.updates_per_batch is {updates} but a batch has only {room} {units}; lower it"
+    if learner.algorithm.proximal == "interpolated" and learner.publish_every > 1:
+        yield (
+            'learner.algorithm.proximal is "interpolated" but learner.publish_every is '
+            f"{learner.publish_every}: it goes by lag, which counts versions, so tokens up to "
+            f"{learner.publish_every - 1} updates old would not be corrected; use publish_every = 1 or proximal = "
+            '"recomputed"'
+        )
+
+
+def replay_contradictions(learner: LearnerConfig) -> Iterator[str]:
+    """Yield a line per mistake: field, value seen, cure."""
+    yield from _replay(learner)
+    yield from _reincarnation(learner)
+
+
+def _replay(learner: LearnerConfig) -> Iterator[str]:
+    replay = learner.replay
+    if replay is None:
+        return
+    yield from _kept(learner, replay)
+    yield from _outcomes(learner, replay)
+    if learner.train_on == "groups" and replay.rule not in RESCUE_RULES and not replay.fire_at:
+        fresh = learner.batch_trajectories / learner.group_size * (1 - replay.share)
+        if fresh < 1:
+            yield (
+                f"learner.replay.share is {replay.share:g}: of a batch of {learner.batch_trajectories} trajectories "
+                f"not one group of {learner.group_size} would be fresh; lower the share or raise batch_trajectories"
+            )
+
+
+def _kept(learner: LearnerConfig, replay: ReplayConfig) -> Iterator[str]:
+    """Yield the refusal of what a table cannot keep, or cannot rescue."""
+    kind = learner.algorithm.advantage.kind
+    if learner.algorithm.critic is not None or learner.train_on == "windows":
+        yield (
+            'learner.replay is set beside a critic or train_on = "windows": values and windows of stored '
+            "rollouts are not kept; take [learner.replay] out"
+        )
+    elif replay.rule == "advantage" and kind not in GROUP_RELATIVE:
+        yield (
+            f'learner.replay.rule is "advantage" but learner.algorithm.advantage.kind is "{kind}", which cannot be '
+            f"kept with one trajectory; use one of {', '.join(GROUP_RELATIVE)}, or another rule"
+        )
+    elif replay.rule == "advantage" and isinstance(learner.algorithm.surrogate, BoundedSurrogate):
+        yield (
+            'learner.replay.rule is "advantage" but learner.algorithm.surrogate.kind is "bounded", whose target comes '
+            "from a group that a stored trajectory no longer has; use another rule"
+        )
+    elif replay.rule in RESCUE_RULES and not (
+        compares_members(learner.algorithm.advantage) or kind == "greedy"
+    ):
+        yield (
+            f'learner.replay.rule is "{replay.rule}", which rescues groups, but learner.algorithm.advantage.kind is '
+            f'"{kind}"; use one of {", ".join(GROUP_RELATIVE)}, or another rule'
+        )
+
+
+def _outcomes(learner: LearnerConfig, replay: ReplayConfig) -> Iterator[str]:
+    """Yield the refusal of an outcome that says nothing."""
+    if (
+        replay.outcome == "return"
+        and replay.rule in RESCUE_RULES
+        and isinstance(learner.reward.group, WinRate)
+    ):
+        yield (
+            f'learner.replay.rule is "{replay.rule}" beside learner.reward.group.kind "win_rate": every win rate of a '
+            "failed group is 1/2, so no return says that it failed; set learner.replay.outcome to the name of the "
+            "reward that a success gets"
+        )
+
+
+def _reincarnation(learner: LearnerConfig) -> Iterator[str]:
+    change, replay, kl = learner.algorithm.reincarnation, learner.replay, learner.algorithm.kl
+    if change is None:
+        return
+    if replay is not None and replay.stop_at_step != change.step:
+        yield (
+            f"learner.algorithm.reincarnation.step is {change.step} but learner.replay.stop_at_step is "
+            f"{replay.stop_at_step}: replay ends with the reincarnation; make them equal"
+        )
+    has_base = isinstance(kl, KlConvex) or (isinstance(kl, KlPenalty) and kl.to == "reference")
+    if replay is None and not has_base:
+        yield (
+            "learner.algorithm.reincarnation is set, but there is neither a base policy to replace nor replay to "
+            'end; add [learner.algorithm.kl] (kind "convex", or to = "reference") or [learner.replay]'
+        )
+
+
+def reward_contradictions(learner: LearnerConfig) -> Iterator[str]:
+    """Yield a line per mistake in rewards that cannot be formed with the other settings: field, value seen, cure."""
+    reward, name = learner.reward, "learner.reward"
+    if reward.group is not None and learner.train_on != "groups":
+        yield (
+            f'{name}.group.kind is "{reward.group.kind}" but learner.train_on is "{learner.train_on}": the reward '
+            'needs the whole group; use train_on = "groups", or take it out'
+        )
+    parts = ("stages", "gates", "wrong", "steps", "coverage", "bonus", "flawed", "length")
+    beside = [part for part in parts if getattr(reward, part)]
+    if beside and learner.train_on == "windows":
+        yield (
+            f'{name}.{beside[0]} is set but learner.train_on is "windows": a trajectory that is still growing has no '
+            f'such value yet; take {beside[0]} out, or use train_on = "trajectories"'
+        )
+    newest = (learner.steps - 1) // learner.publish_every
+    # `offbeat eval` trains no step.
+    for i, stage in enumerate(reward.stages if learner.steps else ()):
+        if stage.until_version > newest:
+            yield (
+                f"{name}.stages.{i}.until_version is {stage.until_version}, but learner.steps {learner.steps} with "
+                f"learner.publish_every {learner.publish_every} train on versions up to {newest}: the stage would "
+                "never end; lower until_version, or raise steps"
+            )
+    most = learner.sampling.max_trajectory_tokens
+    if reward.length is not None and reward.length.begins_at >= most:
+        yield (
+            f"learner.reward.length begins at {reward.length.begins_at} tokens, but "
+            f"learner.sampling.max_trajectory_tokens is {most}: no answer is so long; lower longest_tokens"
+        )
+
+
+def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
+    """Yield a line per mistake: field, value seen, cure."""
+    family = learner.family
+    yield from _shared_prefix(learner)
+    if family is None:
+        return
+    yield from _beside(learner, family)
+    if isinstance(family, BranchFamily | RetryFamily):
+        yield from _parts_of_a_group(learner, family)
+    if isinstance(family, BranchFamily) or (isinstance(family, RetryFamily) and family.begin != "prompt"):
+        yield from _branches(learner, family)
+    if isinstance(family, JudgeFamily):
+        yield from _judgements(learner, family)
+    if isinstance(family, RefineFamily):
+        yield from _refined(learner, family)
+    yield from _room(learner)
+
+
+def _beside(learner: LearnerConfig, family: FamilyConfig) -> Iterator[str]:
+    """Yield the refusal of what no family, or none whose answers are compared together, can be combined with."""
+    what = f'[learner.family] of kind "{family.kind}"'
+    if learner.train_on != "groups":
+        yield (
+            f'learner.train_on is "{learner.train_on}" with {what}, which has to see a whole group before it asks for '
+            'the next one; use train_on = "groups", or take [learner.family] out'
+        )
+    if learner.replay is not None:
+        yield (
+            f"learner.replay is set with {what}: the table would take answers to a prompt with a note for answers to "
+            "the prompt; take one of the two out"
+        )
+    if learner.algorithm.advantage.kind == "greedy":
+        yield (
+            f'learner.algorithm.advantage.kind is "greedy" with {what}, whose groups have no greedy member; use kind '
+            '"group", or take [learner.family] out'
+        )
+    if learner.reward.group is not None:
+        yield (
+            f"learner.reward.group is set with {what}: the reward would compare each group of the family by itself; "
+            "take one of the two out"
+        )
+    merged = isinstance(family, BranchFamily | RetryFamily | RefineFamily) or (
+        isinstance(family, HintFamily) and family.members > 0
+    )
+    if merged and (learner.reward.stages or learner.reward.bonus is not None):
+        yield (
+            f"learner.reward.{'stages' if learner.reward.stages else 'bonus'} is set with {what}, which compares "
+            "answers of several policy versions with each other: those of one family would be valued by two rules; "
+            "take one of the two out"
+        )
+
+
+def _parts_of_a_group(learner: LearnerConfig, family: BranchFamily | RetryFamily) -> Iterator[str]:
+    """Yield the refusal of a group that is all first episodes."""
+    if family.rollouts >= learner.group_size:
+        others = "branches" if isinstance(family, BranchFamily) else "retries"
+        yield (
+            f"learner.family.rollouts is {family.rollouts} but learner.group_size is {learner.group_size}, which "
+            f"counts {others}, too: there would be none; lower rollouts, or raise group_size"
+        )
+
+
+def _branches(learner: LearnerConfig, family: BranchFamily | RetryFamily) -> Iterator[str]:
+    """Yield what episodes that begin in the middle of others cannot be combined with."""
+    reward, algorithm = learner.reward, learner.algorithm
+    what, one = f'[learner.family] of kind "{family.kind}"', "branch" if family.kind == "branch" else "retry"
+    counted = {
+        "wrong": reward.wrong is not None and reward.wrong.per_turn > 0,
+        "steps": reward.steps is not None,
+        "coverage": reward.coverage is not None,
+        "length": reward.length is not None,
+    }
+    for name in (name for name, counts in counted.items() if counts):
+        yield (
+            f"learner.reward.{name} is set with {what}: it counts turns, marks or tokens, and those before a {one} "
+            f"begins are not the {one}'s; take one of the two out"
+        )
+    compared = comparisons_of(algorithm.advantage)
+    if algorithm.advantage.kind == "gae" or (compared is not None and is_by_turn(compared)):
+        yield (
+            f'learner.algorithm.advantage.kind is "{algorithm.advantage.kind}" with {what}: a {one}\'s first turn '
+            "would be credited with rewards of the turns before it; use an advantage of whole trajectories, such as "
+            'kind "group"'
+        )
+
+
+def _judgements(learner: LearnerConfig, family: JudgeFamily) -> Iterator[str]:
+    """Yield what judgements, which read the answers of their group, cannot be combined with."""
+    advantage, what = learner.algorithm.advantage, '[learner.family] of kind "judge"'
+    if family.answers >= learner.group_size:
+        yield (
+            f"learner.family.answers is {family.answers} but learner.group_size is {learner.group_size}, which counts "
+            "judgements, too: there would be none; lower answers, or raise group_size"
+        )
+    elif family.answers == learner.group_size - 1:
+        yield (
+            f"learner.family.answers is {family.answers} but learner.group_size is {learner.group_size}, which counts "
+            "judgements, too: a lone one is compared with nobody, so that it never trains; lower answers, or raise "
+            "group_size"
+        )
+    if not judges_groups(advantage):
+        yield (
+            f'learner.algorithm.advantage.kind is "{advantage.kind}" with {what}, whose answers must not be compared '
+            'with judgements; use an advantage within groups, such as kind "group"'
+        )
+    if isinstance(advantage, ComparedAdvantage):
+        named = [term.value for term in advantage.terms if term.value not in VALUES]
+        if named:
+            yield (
+                f'learner.algorithm.advantage.terms compare the reward "{named[0]}" with {what}, whose judgements have '
+                'the reward "agreement" alone; use value = "return"'
+            )
+        for field, name in values_of_parts(advantage):
+            yield (
+                f'{field} is "{name}" with {what}, whose judgements have the reward "agreement" alone; use value = '
+                '"return"'
+            )
+    bound, longest = learner.sampling.context_setting, learner.sampling.context_tokens
+    needed = (family.answers + 1) * learner.sampling.max_turn_tokens
+    if longest <= needed:
+        yield (
+            f"learner.sampling.{bound} is {longest} with {what}: {family.answers} answers of max_turn_tokens "
+            f"{learner.sampling.max_turn_tokens} in the prompt leave no room for a judgement; raise it above {needed}, "
+            "or lower answers or max_turn_tokens"
+        )
+
+
+def _refined(learner: LearnerConfig, family: RefineFamily) -> Iterator[str]:
+    """Yield what refined episodes, which read a plain one of their group, cannot be combined with."""
+    advantage = learner.algorithm.advantage
+    if family.rollouts >= learner.group_size:
+        yield (
+            f"learner.family.rollouts is {family.rollouts} but learner.group_size is {learner.group_size}, which "
+            "counts refined episodes, too: there would be none; lower rollouts, or raise group_size"
+        )
+    elif family.rollouts == learner.group_size - 1:
+        yield (
+            f"learner.family.rollouts is {family.rollouts} but learner.group_size is {learner.group_size}, which "
+            "counts refined episodes, too: a lone one never beats the mean of its own half, so that it never trains; "
+            "lower rollouts, or raise group_size"
+        )
+    compared = comparisons_of(advantage)
+    of_tokens = compared is not None and (is_by_turn(compared) or compared.whiten == "tokens")
+    if not judges_groups(advantage) or of_tokens:
+        yield (
+            f'learner.algorithm.advantage.kind is "{advantage.kind}" with [learner.family] of kind "refine", whose '
+            "refined episodes have an advantage of their own; use an advantage of whole trajectories within groups, "
+            'such as kind "group"'
+        )
+    elif compared is not None and compared.whiten == "trajectories":
+        yield (
+            f'learner.algorithm.advantage.whiten is "{compared.whiten}" with [learner.family] of kind "refine": the '
+            'returns of refined episodes would be in the deviation of plain ones; use whiten = "none"'
+        )
+    if compared is not None and compared.by_difficulty is not None:
+        yield (
+            'learner.algorithm.advantage.by_difficulty is set with [learner.family] of kind "refine": the returns of '
+            "refined episodes would be in the weights of plain ones; take one of the two out"
+        )
+
+
+def _room(learner: LearnerConfig) -> Iterator[str]:
+    """Yield the refusal of a note that would leave no room for an answer."""
+    family, sampling = learner.family, learner.sampling
+    answers = quoted_answers(family)
+    match family:
+        case DraftFamily():
+            what = "a draft"
+        case RetryFamily():
+            what = "a reflection" if family.reflection else "an earlier answer"
+        case GuidedFamily():
+            what = "an example" if answers == 1 else f"{answers} examples"
+        case RefineFamily():
+            what = "an earlier answer"
+        case _:
+            return
+    if not answers:
+        return
+    bound, longest = sampling.context_setting, sampling.context_tokens
+    needed = (answers + 1) * sampling.max_turn_tokens
+    if longest <= needed:
+        yield (
+            f'learner.sampling.{bound} is {longest} with [learner.family] of kind "{family.kind}": {what} of '
+            f"max_turn_tokens {sampling.max_turn_tokens} in the prompt leaves no room for as long an answer; raise it "
+            f"above {needed}, or lower max_turn_tokens"
+        )
+
+
+def _shared_prefix(learner: LearnerConfig) -> Iterator[str]:
+    shared, advantage = learner.algorithm.shared_prefix, learner.algorithm.advantage
+    if shared == "own":
+        return
+    if not isinstance(learner.family, BranchFamily):
+        yield (
+            f'learner.algorithm.shared_prefix is "{shared}" but no trajectory begins with tokens of another; add '
+            '[learner.family] of kind "branch", or use "own"'
+        )
+    compared = comparisons_of(advantage)
+    if advantage.kind == "risk" or (compared is not None and compared.whiten == "tokens"):
+        yield (
+            f'learner.algorithm.shared_prefix is "{shared}" but learner.algorithm.advantage of kind '
+            f'"{advantage.kind}" is made for a whole batch, which it does not act on; use kind "group", or "own"'
+        )
+    if shared == "sum" and learner.algorithm.aggregation == "sequence_mean":
+        yield (
+            'learner.algorithm.shared_prefix is "sum" but learner.algorithm.aggregation is "sequence_mean", which '
+            "weighs a token by the length of its own trajectory, so the sum is not that over copies; use aggregation "
+            '"token_mean", or shared_prefix "mean"'
+        )
+
+
+def notes(learner: LearnerConfig, *, segment_tokens: int) -> Iterator[str]:
+    """Yield a line for each part of the method that never acts, and for what is larger or smaller than it looks.
+
+    Args:
+        segment_tokens: `actor.segment_tokens`, the length of a window.
+    """
+    if learner.train_on == "windows" and segment_tokens >= learner.sampling.max_turn_tokens:
+        yield (
+            f"actor.segment_tokens is {segment_tokens}, not below learner.sampling.max_turn_tokens "
+            f"{learner.sampling.max_turn_tokens}: windows end with their turn, so hardly any answer is trained before "
+            "it ends; set segment_tokens to a third of the longest answer, for example"
+        )
+    yield from learner.algorithm.remarks("learner.algorithm")
+    if learner.publish_every > 1:
+        oldest = (learner.lag_bound + 1) * learner.publish_every - 1
+        yield (
+            f"learner.max_policy_lag is {learner.lag_bound} with learner.publish_every {learner.publish_every}: lag "
+            f"counts versions, so a token that is trained may be {oldest} updates old; lower one of them if that is "
+            "too old"
+        )
+    if learner.nodes > 1:
+        yield (
+            f"learner.nodes is {learner.nodes}: the learner waits at {learner.rendezvous} for its other hosts; on "
+            f"each, run offbeat learner RUN_FILE --node N, with N from 1 to {learner.nodes - 1}"
+        )
+    yield from family_notes(learner)
+    yield from _lora(learner)
+
+
+def family_notes(learner: LearnerConfig) -> Iterator[str]:
+    """Yield a line if the lag bound lets fewer families be under way than two batches need."""
+    family = learner.family
+    if family is not None and learner.lag_bound < 2 * family.stages + 1:
+        yield (
+            f"learner.max_policy_lag is {learner.lag_bound} with families of up to {family.stages + 1} groups in a "
+            "row: less than two batches are under way, so the learner waits for every batch; raise it to "
+            f"{2 * family.stages + 1} if it should not"
+        )
+
+
+def _lora(learner: LearnerConfig) -> Iterator[str]:
+    if learner.lora is None:
+        return
+    if learner.optimizer.lr < ADAPTERS_LR:
+        yield (
+            f"learner.optimizer.lr is {learner.optimizer.lr:g} with [learner.lora]: adapters take 10 to 100 times the "
+            f"learning rate of full weights; try {ADAPTERS_LR:g} to {10 * ADAPTERS_LR:g}"
+        )
+    critic = learner.algorithm.critic
+    if critic is not None and critic.model == "separate":
+        yield (
+            'learner.algorithm.critic.model is "separate" with [learner.lora]: the critic is a second model without '
+            'adapters, of which all weights are trained; use model = "head" to save its memory'
+        )
