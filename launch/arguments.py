@@ -236,7 +236,9 @@ def add_with_run_file(commands: Commands, name: str, text: str) -> None:
     command.add_argument("overrides", nargs="*", metavar="section.field=value", help=OVERRIDES)
     if name in ("train", "learner"):
         command.add_argument(
-            "--resume", action="store_true", help="go on from the newest checkpoint of this run"
+            "--resume",
+            action="store_true",
+            help="go on from the newest checkpoint of this run; `offbeat train` also takes --resume=FOLDER",
         )
         command.add_argument(
             "--from",

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.arguments import BY_HAND, NO_RUN_FILE, parser
@@ -41,7 +42,14 @@ def parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
     Ends the process with the usage and code 2 if the arguments are wrong.
     """
-    args, rest = parser().parse_known_args(_with_new_name(arguments))
+    # argparse would take the run file for the optional value of --resume.
+    folders = [word.removeprefix("--resume=") for word in arguments if word.startswith("--resume=")]
+    words = ["--resume" if word.startswith("--resume=") else word for word in arguments]
+    args, rest = parser().parse_known_args(_with_new_name(words))
+    if folders and args.command != "train":
+        parser().error("--resume=FOLDER is for `offbeat train`")
+    if folders:
+        args.resume = Path(folders[-1])
     takes_overrides = args.command not in NO_RUN_FILE
     if unknown := [w for w in rest if not takes_overrides or w.startswith("-") or "=" not in w]:
         parser().error(f"unrecognized arguments: {' '.join(unknown)}")

@@ -14,7 +14,7 @@ from launch.processes import free_ports
 from launch.run_file.sections import RunConfig
 from learner.checkpoint_files import find, standing
 from learner.errors import CheckpointError
-from learner.run_files import CHECKPOINTS, RESULT
+from learner.run_files import BEGAN, CHECKPOINTS, RESULT
 from protocol.errors import KeysUnusable
 from protocol.files import write_whole
 from protocol.security import key_files
@@ -109,7 +109,29 @@ def newest_begun(config: RunConfig) -> Path:
         raise ConfigError(
             f"--resume: no learner has begun in a run folder {base}{others}; start without --resume"
         )
-    return max(old, key=lambda p: p.stat().st_mtime)
+    # The folder's own time would change with a note or a picture that the user puts there.
+    return max(old, key=began_at)
+
+
+def _begun(config: RunConfig, folder: Path) -> Path:
+    """Return a folder that the user names, if a learner of this run has begun in it."""
+    if not (folder / "epoch").exists():
+        raise ConfigError(f"--resume={folder}: no learner has begun there; name the folder of a run")
+    if (name := run_name(folder)) != config.run.name:
+        raise ConfigError(
+            f"--resume={folder}: it is a folder of run {name!r}, and this run file is of {config.run.name!r}; "
+            f"add run.name={name} if it is the right one"
+        )
+    return folder
+
+
+def began_at(folder: Path) -> float:
+    """Return when a learner of a run began last, in seconds since 1970."""
+    try:
+        return float((folder / BEGAN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        # A run of a version that did not write it.
+        return (folder / "epoch").stat().st_mtime
 
 
 def run_name(folder: Path) -> str:
@@ -229,15 +251,17 @@ __all__ = [
 JOURNAL = "journal"
 
 
-def create(config: RunConfig, *, resume: bool) -> Path:
+def create(config: RunConfig, *, resume: bool | Path) -> Path:
     """Make and return a fresh folder ``dir/name`` (or ``name-2``, ...).
 
-    With ``resume``, return instead the newest folder of this run in which a learner has begun.
+    With ``resume``, return instead the newest folder of this run in which a learner has begun, or the named one.
 
     Raises:
         ConfigError: there is no folder to resume, or the folder cannot be made.
     """
     base = config.run.dir / config.run.name
+    if isinstance(resume, Path):
+        return _begun(config, resume)
     if resume:
         return newest_begun(config)
     folder, n = base, 2

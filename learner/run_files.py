@@ -12,6 +12,7 @@ import logging
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ PUBLISHED_FILE = "published.json"
 """File in the run folder that holds a `PublishedVersion`."""
 RESULT = "result.json"
 """File in the run folder that the learner writes at the end of its work."""
+BEGAN = "began"
+"""File in the run folder: when the last learner process began, in seconds since 1970."""
 METRICS = "metrics.jsonl"
 """File in the run folder with a line of figures for each step."""
 CHECKPOINTS = "checkpoints"
@@ -72,6 +75,7 @@ def next_epoch(run_dir: Path) -> int:
     """Count up the epoch of this run folder and return it: the number of this learner process."""
     epoch = newest_epoch(run_dir) + 1
     write_number(run_dir / "epoch", epoch)
+    write_whole(run_dir / BEGAN, f"{time.time():.3f}")
     return epoch
 
 

@@ -12,16 +12,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.errors import ConfigError, NoAnswer
+from launch.errors import FINAL, ConfigError, NoAnswer, read_note, read_reason
 from launch.logs import plain
 from launch.processes import tail
 from launch.run_file.sections import RunConfig
-from launch.run_folder import CONFIG, http_keys, keys_folder, load_config, megabytes
+from launch.run_folder import BY_HAND, CONFIG, http_keys, keys_folder, load_config, megabytes
 from launch.supervise.broker_status import fetch
 from launch.supervise.crew import read_state
 from launch.supervise.health import BROKER
+from launch.supervise.posts import LEARNER
 from launch.supervise.progress import episodes_lines
 from launch.supervise.summary import summary_rows
+from learner.run_files import RESULT
 
 CONFIGS = (CONFIG, f"config-{BROKER}.json")
 """Configuration files that `offbeat train` and a broker started by hand write to the run folder."""
@@ -214,6 +216,40 @@ def alive(pid: int) -> bool:
 
 
 SUMMARY = "summary.json"
+BEGUN = (*CONFIGS, BY_HAND, "epoch")
+"""Files that are written when a run, or a learner of it, begins."""
+
+
+def over_lines(folder: Path) -> list[str]:
+    """Return what is known of a run whose learner has ended for good and that has no summary; empty if it goes on.
+
+    A learner that was started by hand has no supervisor that would write a summary, and a full disk may prevent one.
+    """
+    result, note = folder / RESULT, folder / f"{LEARNER}.exit"
+    head = f"run {folder.resolve().name} is over: "
+    if _is_newest(result, folder):
+        try:
+            known = json.loads(result.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return []
+        if not known["steps"]:
+            return [f"{head}ended before the first step: {known['ended_by']}; nothing was trained"]
+        rows = [f"  steps, policy version  {known['steps']:,}, {known['policy_version']:,}"]
+        rows += [f"  model                  {folder / 'model'}"] if (folder / "model").is_dir() else []
+        rows.append(f"  result                 {result} (there is no {SUMMARY})")
+        return [head + str(known["ended_by"]), *rows]
+    if _is_newest(note, folder) and read_note(folder, LEARNER) == FINAL:
+        return [f"{head}the learner ended for good: {read_reason(folder, LEARNER) or 'it gave no reason'}"]
+    return []
+
+
+def _is_newest(path: Path, folder: Path) -> bool:
+    """Return whether a file was written since the run, or its learner, began last."""
+    try:
+        written = path.stat().st_mtime
+    except OSError:
+        return False
+    return all(file.stat().st_mtime <= written for name in BEGUN if (file := folder / name).exists())
 
 
 def summary_of(folder: Path, begun: Sequence[Path]) -> dict[str, Any] | None:
@@ -270,7 +306,7 @@ CLEAR = "\x1b[H\x1b[2J"
 def show(target: str, *, watch: bool, as_json: bool, keys: Path | None = None, verbose: bool = False) -> int:
     """Print the status of a run once, or every second. Return the exit code: 0 if its broker answers.
 
-    A run that has ended is shown by its summary, once, with exit code 0.
+    A run that has ended is shown by its summary, once, with exit code 0, or by the learner's result if it has none.
 
     Args:
         target: run folder, or address of the broker; "": the newest run.
@@ -291,6 +327,11 @@ def show(target: str, *, watch: bool, as_json: bool, keys: Path | None = None, v
             text = json.dumps({"ended": summary}, indent=1) if as_json else ended_page(summary, since)
             sys.stdout.write(plain(text) + "\n")
             return 0
+        if folder is not None and not supervised_now(folder) and (lines := over_lines(folder)):
+            lines += still_there(http, keys)
+            text = json.dumps({"over": lines}, indent=1) if as_json else "\n".join(lines)
+            sys.stdout.write(plain(text) + "\n")
+            return 0
         try:
             status = fetch(http, TIMEOUT_S, keys=keys)
             text = json.dumps(status, indent=1) if as_json else page(status, read_state(folder), verbose)
@@ -306,6 +347,16 @@ def show(target: str, *, watch: bool, as_json: bool, keys: Path | None = None, v
         if not watch:
             return code
         time.sleep(WATCH_S)
+
+
+def still_there(http: str, keys: Path | None) -> list[str]:
+    """Return a line on the processes of a run that is over, if its broker still answers."""
+    try:
+        peers = fetch(http, TIMEOUT_S, keys=keys)["peers"]
+    except NoAnswer:
+        return []
+    names = ", ".join(sorted(str(peer["name"]) for peer in peers)) or "nobody else"
+    return [f"its broker still answers, and has {names}: end them with Ctrl-C in their terminals"]
 
 
 def ended(folder: Path) -> dict[str, Any] | None:
@@ -337,7 +388,8 @@ def without_answer(why: str, folder: Path | None) -> list[str]:
         facts.append(
             "the run was not started by `offbeat train`; start its broker again by hand, with the same run.name"
         )
-    log = Path(broker.get("log") or folder / "logs" / f"{BROKER}.log")
+    # The path in supervisor.json is relative to the folder in which the run began.
+    log = folder / "logs" / f"{BROKER}.log"
     text = tail(log)
     facts.append(f"the end of {log}:\n{text}" if text else f"there is no {log}")
     return facts

@@ -3,9 +3,11 @@
 docs/run/summary.md explains the fields.
 """
 
+import contextlib
 import json
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -15,6 +17,9 @@ from launch.run_file.sections import RunConfig
 from launch.supervise.progress import SMOOTHED_STEPS, episodes_row, percent
 from learner.run_files import METRICS, RESULT, best_model, best_of, score_of
 from learner.trajectory import RECOMMITTED
+from protocol.files import write_whole
+
+log = logging.getLogger(__name__)
 
 SETS = (("black", "D"), ("tab:purple", "s"), ("tab:brown", "^"), ("tab:olive", "v"), ("tab:cyan", "o"))
 """Colours and markers of evaluation sets; further sets take them again."""
@@ -190,13 +195,20 @@ class Course:
     resumed: bool = False
 
 
-def write_summary(config: RunConfig, folder: Path, course: Course) -> Summary:
-    """Write and return the summary of the learner's report and metrics file, and draw the learning curve."""
+def write_summary(
+    config: RunConfig, folder: Path, course: Course, note: Callable[[str], None] = log.warning
+) -> Summary:
+    """Write and return the summary of the learner's report and metrics file, and then draw the learning curve.
+
+    A file that cannot be written, for example on a full disk, is a remark: the run is done.
+
+    Args:
+        note: takes the remark.
+    """
     result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     lines = read_metrics(folder)
     deciding = next(iter(config.learner.evaluation_sets), "")
     curve = folder / "learning_curve.png"
-    draw_curve(lines, result["evaluations"], curve, title=folder.name)
     summary: Summary = {
         "schema": SCHEMA,
         "run": folder.name,
@@ -225,8 +237,24 @@ def write_summary(config: RunConfig, folder: Path, course: Course) -> Summary:
         "learning_curve": str(curve),
         "model": str(folder / "model"),
     }
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
+    try:
+        _write(summary, folder)
+    except OSError as error:
+        note(f"summary.json could not be written ({error}); {folder / RESULT} has the learner's part of it")
+    try:
+        draw_curve(lines, result["evaluations"], curve, title=folder.name)
+    except OSError as error:
+        # A picture of no bytes would look like a run without data.
+        curve.unlink(missing_ok=True)
+        summary["learning_curve"] = None
+        with contextlib.suppress(OSError):
+            _write(summary, folder)
+        note(f"the learning curve could not be drawn ({error}); the run itself is done")
     return summary
+
+
+def _write(summary: Summary, folder: Path) -> None:
+    write_whole(folder / "summary.json", json.dumps(summary, indent=1))
 
 
 def before_and_after(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -333,7 +361,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("idle share", f"learner {idle['learner']:.0%}, generator {idle['generator']:.0%}"),
         ("started again", started_again(summary["restarts"])),
         ("TensorBoard", f"tensorboard --logdir {summary['tensorboard']}"),
-        ("learning curve", summary["learning_curve"]),
+        ("learning curve", summary["learning_curve"] or "not drawn"),
     ]
 
 

@@ -186,11 +186,17 @@ POLL_S = 0.25
 
 
 def train(
-    config: RunConfig, *, resume: bool, panel: Panel, from_step: int | None = None, changed: bool = False
+    config: RunConfig,
+    *,
+    resume: bool | Path,
+    panel: Panel,
+    from_step: int | None = None,
+    changed: bool = False,
 ) -> Summary:
     """Run the whole job. Return the summary, which is also written to the run folder.
 
     Args:
+        resume: go on with the newest folder of this run, or with the one that is named.
         from_step: with ``resume``, go back to the checkpoint of this learner step.
         changed: with ``resume``, accept a different seed, environment or model.
 
@@ -216,7 +222,7 @@ def train(
         crew = Crew(config, folder, note=panel.note)
         try:
             prepare_model(config, folder, panel, interrupt)
-            supervise(crew, config, folder, panel, interrupt, resume=resume, from_step=from_step)
+            supervise(crew, config, folder, panel, interrupt, resume=bool(resume), from_step=from_step)
         finally:
             release_hosts(config, folder)
             stubborn = end(crew, interrupt, panel.note)
@@ -229,9 +235,9 @@ def train(
             killed=stubborn,
             restarts=crew.restarts,
             restart_reasons=crew.restart_reasons,
-            resumed=resume,
+            resumed=bool(resume),
         )
-        summary = write_summary(config, folder, course)
+        summary = write_summary(config, folder, course, panel.note)
     panel.show(summary)
     return summary
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ from launch.cli import main
 from launch.errors import ConfigError
 from launch.run_file.load import check
 from launch.run_folder import newest_begun, nothing_left, what_changed
+from learner.run_files import BEGAN, next_epoch
 
 
 def config(tmp_path, directory="runs", **journal):
@@ -101,6 +103,35 @@ def test_resume_takes_the_newest_folder_of_this_run_and_no_other_runs(tmp_path):
         ConfigError, match=r"no learner has begun .* \(exp-7 is of run 'exp-7'\); start without"
     ):
         newest_begun(named(tmp_path, "exp"))
+
+
+def test_resume_goes_by_what_the_run_wrote_and_not_by_a_folders_time(tmp_path):
+    first = begun(tmp_path, "exp", "exp")
+    second = begun(tmp_path, "exp-2", "exp")
+    for folder, at in ((first, "100.0"), (second, "200.0")):
+        (folder / BEGAN).write_text(at)
+    # A note in the older folder, and an epoch that a copy of the folder has written anew.
+    (first / "notes.md").write_text("the better one?")
+    os.utime(second, (1, 1))
+    os.utime(second / "epoch", (1, 1))
+    assert newest_begun(named(tmp_path, "exp")) == second
+
+
+def test_a_learner_writes_when_it_began(tmp_path):
+    before = time.time()
+    next_epoch(tmp_path)
+    assert before - 1 <= run_folder.began_at(tmp_path) <= time.time() + 1
+
+
+def test_resume_takes_the_folder_that_is_named(tmp_path):
+    first, _ = begun(tmp_path, "exp", "exp"), begun(tmp_path, "exp-2", "exp")
+    settings = named(tmp_path, "exp")
+    assert run_folder.create(settings, resume=first) == first
+    with pytest.raises(ConfigError, match=r"--resume=.*: no learner has begun there"):
+        run_folder.create(settings, resume=tmp_path)
+    other = begun(tmp_path, "other", "other")
+    with pytest.raises(ConfigError, match=r"a folder of run 'other', .* add run\.name=other"):
+        run_folder.create(settings, resume=other)
 
 
 def test_a_change_of_the_experiment_is_refused_unless_it_is_accepted(tmp_path):

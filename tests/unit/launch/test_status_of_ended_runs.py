@@ -1,0 +1,84 @@
+"""`offbeat status` of a run whose learner has ended, and which has no summary."""
+
+import json
+import os
+
+import pytest
+
+from launch.commands import status
+from launch.errors import FINAL, leave_note
+from launch.run_file.load import check
+from launch.run_folder import BY_HAND, save_config, with_ports
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return the folder of a run that was started by hand; its broker's address answers nobody."""
+    folder = tmp_path / "runs" / "hand"
+    folder.mkdir(parents=True)
+    settings = {"run": {"name": "hand", "dir": str(tmp_path / "runs")}, "model": {"path": "some/model"}}
+    config = with_ports(check({**settings, "env": {"name": "calculator"}}, "run.toml"))
+    for name in (BY_HAND, "config-broker.json"):
+        save_config(config, folder / name)
+        os.utime(folder / name, (1000, 1000))
+    (folder / "epoch").write_text("1")
+    os.utime(folder / "epoch", (1000, 1000))
+    return folder
+
+
+def write_result(folder, **result):
+    known = {"ended_by": "all steps done", "steps": 30, "policy_version": 30}
+    (folder / "result.json").write_text(json.dumps(known | result))
+
+
+def shown(folder, capsys):
+    code = status.show(str(folder), watch=False, as_json=False)
+    return code, capsys.readouterr().out
+
+
+def test_a_run_that_is_done_says_so_without_a_summary(folder, capsys):
+    write_result(folder)
+    (folder / "model").mkdir()
+    code, said = shown(folder, capsys)
+    assert code == 0
+    assert said.startswith("run hand is over: all steps done\n  steps, policy version  30, 30\n")
+    assert str(folder / "model") in said
+    assert "start its broker again" not in said
+
+
+def test_nothing_trained_is_said_in_the_first_line(folder, capsys):
+    write_result(folder, steps=0, ended_by="time limit")
+    assert shown(folder, capsys) == (
+        0,
+        "run hand is over: ended before the first step: time limit; nothing was trained\n",
+    )
+
+
+def test_a_final_error_of_the_learner_is_the_end_of_the_run(folder, capsys):
+    leave_note(folder, "learner", FINAL, "NothingToLearn: every episode fails")
+    code, said = shown(folder, capsys)
+    assert (code, said) == (
+        0,
+        "run hand is over: the learner ended for good: NothingToLearn: every episode fails\n",
+    )
+
+
+def test_a_run_that_was_begun_again_is_not_over(folder, capsys):
+    write_result(folder)
+    os.utime(folder / "result.json", (500, 500))
+    code, said = shown(folder, capsys)
+    assert code == 1
+    assert "the broker does not answer" in said
+
+
+def test_the_log_of_a_broker_is_found_from_any_folder(folder, capsys, monkeypatch, tmp_path):
+    (folder / "logs").mkdir()
+    (folder / "logs" / "broker.log").write_text("the last words\n")
+    state = {
+        "pid": 1,
+        "http": "",
+        "processes": {"broker": {"pid": 4_000_000, "log": "runs/hand/logs/broker.log"}},
+    }
+    (folder / "supervisor.json").write_text(json.dumps(state))
+    monkeypatch.chdir(tmp_path / "runs")
+    assert "the last words" in shown(folder, capsys)[1]
