@@ -560,6 +560,26 @@ class AlgorithmConfig(Section):
     critic: CriticConfig | None = None
     reincarnation: Reincarnation | None = None
 
+    @property
+    def compares_entropies(self) -> bool:
+        """Whether tokens of the batch are compared by their entropy."""
+        return self.entropy_clip is not None or self.advantage_by_entropy > 0
+
+    @property
+    def entropy_clip(self) -> EntropySurrogate | None:
+        """The surrogate, if its bounds depend on the token's entropy."""
+        return self.surrogate if isinstance(self.surrogate, EntropySurrogate) else None
+
+    @property
+    def balanced(self) -> BalancedSurrogate | None:
+        """The surrogate, if its bounds are chosen anew at each optimizer step."""
+        return self.surrogate if isinstance(self.surrogate, BalancedSurrogate) else None
+
+    @property
+    def ratio_variance(self) -> RatioVarianceSurrogate | None:
+        """The surrogate, if its factor is a dual variable, which each optimizer step changes."""
+        return self.surrogate if isinstance(self.surrogate, RatioVarianceSurrogate) else None
+
     def objectives(self, field: str = "learner.algorithm") -> list[ChangedObjective]:
         """Return the objective of the first step, then the objective after the reincarnation, if there is one."""
         first = ChangedObjective(field, self.surrogate, self.corrections, self.updates_per_batch, self.passes)

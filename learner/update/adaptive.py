@@ -15,7 +15,6 @@ from learner.algorithms.regularisers import band_weight, base_share, next_entrop
 from learner.algorithms.surrogates import BalancedBounds
 from learner.settings.algorithm import (
     AlgorithmConfig,
-    EntropySurrogate,
     KlConvex,
     MirrorDescentSurrogate,
     RatioVarianceSurrogate,
@@ -38,7 +37,7 @@ class AdaptiveState(Struct, frozen=True, kw_only=True):
 
 def first_state(config: AlgorithmConfig) -> AdaptiveState:
     """Return the state with which a run begins."""
-    dual = config.surrogate.dual_start if isinstance(config.surrogate, RatioVarianceSurrogate) else 0.0
+    dual = config.ratio_variance.dual_start if config.ratio_variance is not None else 0.0
     return AdaptiveState(dual=dual, entropy_coefficient=config.entropy.coefficient)
 
 
@@ -154,8 +153,7 @@ def needs_scores(config: AlgorithmConfig, optimizer_steps: int) -> bool:
     recomputed proximal policy needs them only for several optimizer steps: with a single step it is the
     current policy, and the forward pass of the update is enough. The same holds for replayed routes.
     """
-    by_entropy = isinstance(config.surrogate, EntropySurrogate) or config.advantage_by_entropy > 0
-    if by_entropy or config.covariance is not None or has_group_ratio(config):
+    if config.compares_entropies or config.covariance is not None or has_group_ratio(config):
         return True
     return optimizer_steps > 1 and (config.proximal == "recomputed" or config.routes == "proximal")
 

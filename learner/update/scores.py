@@ -16,7 +16,7 @@ from torch import Tensor
 from learner.algorithms.entropy import covariance_mask, entropy_multiplier, entropy_signal
 from learner.algorithms.ratios import importance_ratio, segment_ratio
 from learner.algorithms.surrogates import BalancedBounds, balance_path, balance_sums, choose_bounds
-from learner.settings.algorithm import AlgorithmConfig, BalancedSurrogate, CovarianceMask, EntropySurrogate
+from learner.settings.algorithm import AlgorithmConfig, CovarianceMask
 from learner.update.adaptive import has_group_ratio, needs_scores
 from learner.update.batch import Batch
 from learner.update.deepspeed_zero import sum_over_ranks
@@ -93,7 +93,7 @@ def score_mini_batches(
 def _compared_rows(algorithm: AlgorithmConfig, outputs: Sequence[Outputs]) -> dict[str, list[Tensor]]:
     """Return the rows of outputs that must be compared over all tokens of the batch."""
     rows = {}
-    if isinstance(algorithm.surrogate, EntropySurrogate) or algorithm.advantage_by_entropy:
+    if algorithm.compares_entropies:
         rows["entropy"] = [output.entropy for output in outputs]
     if has_group_ratio(algorithm) or algorithm.covariance is not None:
         rows["logp_proximal"] = [output.logp for output in outputs]
@@ -122,9 +122,8 @@ def _gather(
 def _compare(batch: Batch, tokens: Mapping[str, Tensor], algorithm: AlgorithmConfig) -> dict[str, Tensor]:
     """Compute the scores [M] that compare a token with other tokens of the batch."""
     scores = {}
-    if isinstance(algorithm.surrogate, EntropySurrogate):
-        quantile = algorithm.surrogate.quantile
-        scores["entropy_signal"] = _entropy_signal(batch, tokens["entropy"], quantile=quantile)
+    if (clip := algorithm.entropy_clip) is not None:
+        scores["entropy_signal"] = _entropy_signal(batch, tokens["entropy"], quantile=clip.quantile)
     if coefficient := algorithm.advantage_by_entropy:
         policy = torch.from_numpy(batch.loss_mask[batch.seen_mask])
         factors = torch.ones_like(tokens["entropy"])
@@ -245,8 +244,8 @@ def balanced_bounds(
 
     This is a collective call. Without a `BalancedSurrogate` there is nothing to choose, and the result is None.
     """
-    surrogate = algorithm.surrogate
-    if not isinstance(surrogate, BalancedSurrogate):
+    surrogate = algorithm.balanced
+    if surrogate is None:
         return None
     path = balance_path(
         low=(surrogate.low_start, surrogate.low_stop),

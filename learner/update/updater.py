@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learner.advantages import Quantiles
 from learner.algorithms.ratios import learning_rate_factor
-from learner.settings.algorithm import AlgorithmConfig, RatioVarianceSurrogate
+from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import RouteLayers
 from learner.update.adaptive import (
@@ -319,7 +319,7 @@ class Updater:
         if self.copies is not None:
             self.copies.hold()
         recorder.end_step(finish_step(self.engine, 0.0 if self._warming_up else lr, critic_lr), lr)
-        if isinstance(algorithm.surrogate, RatioVarianceSurrogate):
-            mean_square = recorder.step_mean_square(algorithm.surrogate.centre)
+        if (surrogate := algorithm.ratio_variance) is not None:
+            mean_square = recorder.step_mean_square(surrogate.centre)
             if recorder.steps[-1].applied and math.isfinite(mean_square):
-                self.state = after_optimizer_step(algorithm.surrogate, self.state, mean_square=mean_square)
+                self.state = after_optimizer_step(surrogate, self.state, mean_square=mean_square)
