@@ -66,6 +66,8 @@ class Renderer:
             ends=[end for end in ends if end],
             place=str(self._folder),
         )
+        self.text = self._template.text
+        """Renders a conversation as text, see `ChatTemplate.text`."""
         self._special = None if special_in_messages else _special_pattern(self._tokenizer)
         self.calls = CallReading(
             written_calls(self._template),
@@ -78,20 +80,6 @@ class Renderer:
         """Return the token ids of the first observation, up to where the policy's first action begins."""
         schemas = [self._cut_all(tool) for tool in tools]
         return self.encode(self.text(self._as_text(messages), schemas, add_generation_prompt=True))
-
-    def text(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolSchema] = (),
-        *,
-        add_generation_prompt: bool = False,
-    ) -> str:
-        """Return the conversation as the template renders it.
-
-        Raises:
-            TemplateUnusable: the template rejects the conversation.
-        """
-        return self._template.text(messages, tools, add_generation_prompt=add_generation_prompt)
 
     def observation(
         self, messages: Sequence[ChatMessage], sampled: Sequence[int], tools: Sequence[ToolSchema] = ()
