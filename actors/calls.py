@@ -119,7 +119,7 @@ def _answer_text(template: ChatTemplate, calls: Sequence[Mapping[str, Any]]) -> 
     answer = cast(ChatMessage, {"role": "assistant", "content": "", "tool_calls": list(calls)})
     try:
         whole = template.text([_QUESTION, answer], [TOOL])
-        text = _behind(whole, template.text([_QUESTION], [TOOL], add_generation_prompt=True))
+        text = _text_behind_prompt(whole, template.text([_QUESTION], [TOOL], add_generation_prompt=True))
     except TemplateUnusable:
         return ""
     last = max(text.rfind("7"), 0)
@@ -127,13 +127,13 @@ def _answer_text(template: ChatTemplate, calls: Sequence[Mapping[str, Any]]) -> 
     return text[: min(ends, default=len(text))]
 
 
-def _behind(whole: str, prompt: str) -> str:
+def _text_behind_prompt(whole: str, prompt: str) -> str:
     """Return what follows a prompt in a whole conversation.
 
     A template may open a thought in the prompt that it does not write for an earlier answer.
 
     Example:
-        >>> _behind("Q<|assistant|><|call|>", "Q<|assistant|><think>")
+        >>> _text_behind_prompt("Q<|assistant|><|call|>", "Q<|assistant|><think>")
         '<|call|>'
     """
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(whole, prompt, strict=False)))
@@ -245,7 +245,7 @@ class CallReading:
         >>> reading = CallReading([WrittenCall(f"<|call|>{NAME}(word='two words', count=7)<|end_call|>")], lambda: [])
         >>> reading.reader, reading.mark
         ('nobody', '<|call|>')
-        >>> reading.known("I look.<|call|>look_up_word(")
+        >>> reading.with_known_calls("I look.<|call|>look_up_word(")
         'I look.\\n<tool_call>\\n<|call|>look_up_word(\\n</tool_call>'
     """
 
@@ -277,7 +277,7 @@ class CallReading:
                 return "library"
         return "nobody"
 
-    def known(self, answer: str) -> str:
+    def with_known_calls(self, answer: str) -> str:
         """Return an answer with its calls in a form that environments know.
 
         What begins like a call and cannot be read stands between the marks of a call, so that environments count it.
@@ -292,7 +292,7 @@ class CallReading:
             return answer
         content, calls = _read(self._chosen, text) if self._chosen is not None else ("", [])
         if calls:
-            blocks = [_block(call) for call in calls]
+            blocks = [_call_block(call) for call in calls]
             return thought + "\n".join([content, *blocks] if content else blocks)
         begin = min((at for mark in self._marks if (at := text.find(mark)) >= 0), default=-1)
         if not self.mark or begin < 0:
@@ -326,7 +326,7 @@ def _reads(read: Callable[[str], list[Call]], call: WrittenCall) -> bool:
     return read(call.text) == [one] and (not call.twice or read(call.twice) == [one, two])
 
 
-def _block(call: Call) -> str:
+def _call_block(call: Call) -> str:
     if call.error:
         return _unreadable(call.error)
     written = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False, default=str)

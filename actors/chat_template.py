@@ -161,7 +161,7 @@ class ChatTemplate:
             # Names of tools may come from the model, so there is no end to them.
             if len(self._openings) >= KEPT:
                 self._openings.clear()
-            self._openings[key] = self._find(messages, tools)
+            self._openings[key] = self._find_opening(messages, tools)
         return self._openings[key]
 
     def drops_thoughts(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> bool:
@@ -181,7 +181,7 @@ class ChatTemplate:
                 return True
         return False
 
-    def _find(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]) -> Opening:
+    def _find_opening(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]) -> Opening:
         """Try the stand-ins one after the other. If none works, raise the error of the plain one."""
         plain = (False, False)
         with_calls = [(True, False), (True, True)] if any(m["role"] == "tool" for m in messages) else []
@@ -189,18 +189,18 @@ class ChatTemplate:
         refused: dict[tuple[bool, bool], ActorError] = {}
         for form in [*with_calls, plain] if named else [plain, *with_calls]:
             try:
-                return self._try(messages, tools, *form)
+                return self._try_stand_in(messages, tools, *form)
             except (PrefixBroken, TemplateUnusable) as error:
                 refused[form] = error
         raise refused[plain]
 
-    def _try(
+    def _try_stand_in(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], calls: bool, as_text: bool
     ) -> Opening:
         """Render words in place of the messages' contents, and check what the template makes of them."""
         probe = [cast(ChatMessage, {**m, "content": f"{_PROBE}{n}."}) for n, m in enumerate(messages)]
         roles = " and ".join(dict.fromkeys(repr(m["role"]) for m in messages))
-        head = self._head(tools)
+        head = self._text_before_answer(tools)
         stand_in = _stand_in(messages, calls, as_text)
         after = self.text([_QUESTION, stand_in, *probe], tools, add_generation_prompt=True)
         if not after.startswith(head):
@@ -223,7 +223,7 @@ class ChatTemplate:
             raise TemplateUnusable(f"chat template of {self._place}: no end token behind a tool call")
         return opening
 
-    def _head(self, tools: Sequence[ToolSchema]) -> str:
+    def _text_before_answer(self, tools: Sequence[ToolSchema]) -> str:
         """Return the text of the messages before an answer, without what opens the answer."""
         alone = self.text([_QUESTION], tools)
         prompt = self.text([_QUESTION], tools, add_generation_prompt=True)

@@ -510,7 +510,7 @@ class LiveSuite:
         """Close the suite and end its threads."""
         if self._closing is not None:
             await self._closing
-        await self._close(self._suite)
+        await self._close_suite(self._suite)
         self.environments.close()
 
     async def _read_gauges(self, suite: HasGauges) -> None:
@@ -535,9 +535,9 @@ class LiveSuite:
             self._made_at, self._remaking = loops_left, None
         if self._suite is not old:
             # Its processes and connections must not stay. Episodes do not wait for that.
-            self._closing = asyncio.create_task(self._close(old), name="close the old suite")
+            self._closing = asyncio.create_task(self._close_suite(old), name="close the old suite")
 
-    async def _close(self, suite: Suite) -> None:
+    async def _close_suite(self, suite: Suite) -> None:
         try:
             await self.environments.call(suite.close, what="close", timeout_s=CLOSE_S)
         except Exception as error:

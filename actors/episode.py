@@ -66,30 +66,30 @@ class EpisodeClock:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Note that the present task waits for others."""
-        with self._among(self._waiting):
+        with self._noted_among(self._waiting):
             yield
 
     @contextmanager
     def working(self) -> Iterator[None]:
         """Note that the present task works, unless it waits."""
-        with self._among(self._working):
+        with self._noted_among(self._working):
             yield
 
     @contextmanager
-    def _among(self, tasks: set[asyncio.Task[Any] | None]) -> Iterator[None]:
+    def _noted_among(self, tasks: set[asyncio.Task[Any] | None]) -> Iterator[None]:
         task = asyncio.current_task()
         if task in tasks:
             yield
             return
         tasks.add(task)
-        self._look()
+        self._stand_or_run()
         try:
             yield
         finally:
             tasks.discard(task)
-            self._look()
+            self._stand_or_run()
 
-    def _look(self) -> None:
+    def _stand_or_run(self) -> None:
         """Let the clock stand or run."""
         timeout, now = self._timeout, asyncio.get_running_loop().time()
         if timeout is None or timeout.expired():

@@ -148,7 +148,7 @@ class GeneratorConnection:
         self._watch = HandshakeWatch(socket, info.endpoint, own, "generator")
         socket.connect(info.endpoint)
         self._socket = AsyncSocket(socket, self._received, self._watch)
-        self._socket.after_look = self._looked
+        self._socket.after_look = self._handshake_looked_at
 
     @property
     def lets_in(self) -> bool:
@@ -191,29 +191,29 @@ class GeneratorConnection:
             if isinstance(message, Drain) and not self.draining:
                 log.info("generator %s drains: %s", self.info.peer, message.reason)
                 self.draining = True
-                self._report()
-                self._stay()
+                self._report_change()
+                self._send_stay()
             # Chunks with other ids belong to requests that have ended here.
             if isinstance(message, Chunk) and message.request_id in self.streams:
                 self.streams[message.request_id].put_nowait(Arrived(message, rest))
 
-    def _looked(self) -> None:
+    def _handshake_looked_at(self) -> None:
         if self._watch.connections != self._greeted and self._watch.connected:
             # A new connection may lead to a new process, which does not drain.
             self._greeted, self.draining = self._watch.connections, False
-            self._report()
-            self._stay()
-        self._report()
+            self._report_change()
+            self._send_stay()
+        self._report_change()
         if self.draining and self._clock() - self._said >= STAY_EVERY_S:
-            self._stay()
+            self._send_stay()
 
-    def _report(self) -> None:
+    def _report_change(self) -> None:
         now = self.serves, self.settles
         if now != self._reported:
             self._reported = now
             self._on_change()
 
-    def _stay(self) -> None:
+    def _send_stay(self) -> None:
         self._said = self._clock()
         self._socket.send(encode(Stay(episodes=self._needed())))
 
@@ -381,7 +381,7 @@ class GeneratorPool:
             if info is not None and generator.reaches(info):
                 generator.info, generator.leaving = info, False
             elif not generator.leaving:
-                self._leave(generator)
+                self._leave_generator(generator)
         for info in infos:
             current = self._generators.get(info.peer)
             if current is None or not current.reaches(info):
@@ -390,7 +390,7 @@ class GeneratorPool:
                 except KeysUnusable as error:
                     log.error("generator %s cannot be asked: %s", info.peer, error)
         self._order = connection_order(listed, self._place)
-        self._news()
+        self._note_change()
 
     async def turn(self, request: TurnRequest) -> AsyncGenerator[Sampled, None]:
         """Sample one action turn, on several generators if some fail. Tokens once received are kept.
@@ -403,9 +403,9 @@ class GeneratorPool:
         received: list[Sampled] = []
         preferred, failures = request.preferred, list[str]()
         while len(failures) < MAX_ATTEMPTS:
-            generator = await self._choose(preferred, after_failure=bool(failures))
+            generator = await self._choose_generator(preferred, after_failure=bool(failures))
             try:
-                async with aclosing(self._stream(generator, request, received)) as stream:
+                async with aclosing(self._stream_answer(generator, request, received)) as stream:
                     async for sampled in stream:
                         received.append(sampled)
                         yield sampled
@@ -431,14 +431,14 @@ class GeneratorPool:
 
     def _connect(self, info: GeneratorInfo) -> GeneratorConnection:
         return GeneratorConnection(
-            info, self._name, self._keys, on_change=self._news, needed=self._needed, clock=self._clock
+            info, self._name, self._keys, on_change=self._note_change, needed=self._needed, clock=self._clock
         )
 
     def _needed(self) -> int:
         """Return how many episodes need a draining generator."""
         return 0 if self.serves else self._episodes()
 
-    def _news(self) -> None:
+    def _note_change(self) -> None:
         """Wake the turns that wait for a generator, and call ``on_change``."""
         generators = self._generators.values()
         self._served = any(generator.serves for generator in generators) and (
@@ -448,7 +448,7 @@ class GeneratorPool:
         self._changed = asyncio.Event()
         self._on_change()
 
-    def _leave(self, generator: GeneratorConnection) -> None:
+    def _leave_generator(self, generator: GeneratorConnection) -> None:
         generator.leaving = True
         for inbox in generator.streams.values():
             # None wakes the reader, so that it waits with the new, shorter patience.
@@ -461,7 +461,7 @@ class GeneratorPool:
             if self._generators.get(generator.info.peer) is generator:
                 del self._generators[generator.info.peer]
 
-    async def _choose(self, preferred: str, *, after_failure: bool) -> GeneratorConnection:
+    async def _choose_generator(self, preferred: str, *, after_failure: bool) -> GeneratorConnection:
         until = self._clock() + NO_GENERATOR_S
         while True:
             usable = [g for g in self._generators.values() if g.lets_in]
@@ -491,7 +491,7 @@ class GeneratorPool:
             await asyncio.sleep(RETRY_S)
         return chosen
 
-    async def _stream(
+    async def _stream_answer(
         self, generator: GeneratorConnection, request: TurnRequest, received: Sequence[Sampled]
     ) -> AsyncGenerator[Sampled, None]:
         """Send one request to one generator, and yield its tokens.
@@ -507,7 +507,7 @@ class GeneratorPool:
         over, have, held = False, 0, list[Routes]()
         try:
             while not over:
-                arrived = await self._next(generator, inbox)
+                arrived = await self._next_chunk(generator, inbox)
                 self.chunks += 1
                 chunk = arrived.chunk
                 over = chunk.finish_reason != ""
@@ -526,7 +526,9 @@ class GeneratorPool:
                 generator.send(encode(Abort(request_id=request_id)))
             self._forget_if_idle(generator)
 
-    async def _next(self, generator: GeneratorConnection, inbox: "asyncio.Queue[Arrived | None]") -> Arrived:
+    async def _next_chunk(
+        self, generator: GeneratorConnection, inbox: "asyncio.Queue[Arrived | None]"
+    ) -> Arrived:
         while True:
             patience = min(LEAVING_S, self._timeout_s) if generator.leaving else self._timeout_s
             try:

@@ -54,10 +54,10 @@ class Renderer:
         except Exception as error:
             # The tokenizers library raises bare Exception.
             raise TemplateUnusable(f"{self._folder / 'tokenizer.json'}: {error}") from None
-        config = _json(self._folder / "tokenizer_config.json")
-        special = _special_tokens(config, _json(self._folder / "special_tokens_map.json"))
+        config = _read_json_object(self._folder / "tokenizer_config.json")
+        special = _special_tokens(config, _read_json_object(self._folder / "special_tokens_map.json"))
         text = _template_text(self._folder, config)
-        self.eos_ids = self._find_eos_ids(special, _json(self._folder / "generation_config.json"))
+        self.eos_ids = self._find_eos_ids(special, _read_json_object(self._folder / "generation_config.json"))
         ends = [self._tokenizer.id_to_token(number) or "" for number in self.eos_ids]
         self._template = ChatTemplate(
             text,
@@ -126,8 +126,8 @@ class Renderer:
         return text
 
     def with_known_calls(self, answer: str) -> str:
-        """Return an answer with its tool calls in a form that environments know, see `CallReading.known`."""
-        return self.calls.known(answer)
+        """Return an answer with its tool calls in a form that environments know, see `CallReading.with_known_calls`."""
+        return self.calls.with_known_calls(answer)
 
     def check_prefix(self, known: Sequence[int], prompt: Sequence[int]) -> None:
         """Raise PrefixBroken, which names the first difference, unless ``prompt`` begins with ``known``."""
@@ -150,14 +150,14 @@ class Renderer:
         return [
             m
             if m["role"] == "assistant"
-            else cast(ChatMessage, {**m, "content": pattern.sub(_cut, m["content"])})
+            else cast(ChatMessage, {**m, "content": pattern.sub(_cut_special_token, m["content"])})
             for m in messages
         ]
 
     def _cut_all(self, value: Any) -> Any:
         """Return a schema with the special tokens of all its texts cut: a server of tools writes its own."""
         if isinstance(value, str) and self._special is not None:
-            return self._special.sub(_cut, value)
+            return self._special.sub(_cut_special_token, value)
         if isinstance(value, dict):
             return {self._cut_all(name): self._cut_all(part) for name, part in value.items()}
         return [self._cut_all(part) for part in value] if isinstance(value, list) else value
@@ -203,11 +203,11 @@ def _special_pattern(tokenizer: Any) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, texts))) if texts else None
 
 
-def _cut(found: re.Match[str]) -> str:
+def _cut_special_token(found: re.Match[str]) -> str:
     return f"{found[0][0]}{_CUT}{found[0][1:]}"
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:

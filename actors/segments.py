@@ -20,11 +20,12 @@ class RouteBook:
 
     Example:
         >>> book = RouteBook()
-        >>> book.note(0, 0, 2, before=-1); book.note(1, 2, 4, before=0); book.note(2, 4, 5, before=0)
-        >>> book.add(2, Routes(np.array([0, 1, 2], "i4"), np.array([[0, 1], [2, 3], [4, 5]], "u1")))
-        >>> {name: array.tolist() for name, array in book.take(5).items()}
+        >>> for turn, first, end, before in ((0, 0, 2, -1), (1, 2, 4, 0), (2, 4, 5, 0)):
+        ...     book.note_tokens(turn, first, end, before=before)
+        >>> book.add_routes(2, Routes(np.array([0, 1, 2], "i4"), np.array([[0, 1], [2, 3], [4, 5]], "u1")))
+        >>> {name: array.tolist() for name, array in book.take_routes(5).items()}
         {'routed_token': [0, 1, 4], 'routed_experts': [0, 1, 2, 3, 4, 5]}
-        >>> book.take(5)
+        >>> book.take_routes(5)
         {}
     """
 
@@ -38,7 +39,7 @@ class RouteBook:
         """Tokens whose rows fit into one message."""
         return MAX_ROUTE_BYTES if self._rows is None else max(1, MAX_ROUTE_BYTES // self._rows.row_bytes)
 
-    def note(self, turn: int, start: int, end: int, *, before: int) -> None:
+    def note_tokens(self, turn: int, start: int, end: int, *, before: int) -> None:
         """Note the tokens of a turn, or that it has grown.
 
         Args:
@@ -47,7 +48,7 @@ class RouteBook:
         first, _ = self._spans.get(turn, (start, end))
         self._spans[turn], self._before[turn] = (first, end), before
 
-    def add(self, turn: int, routes: Routes) -> None:
+    def add_routes(self, turn: int, routes: Routes) -> None:
         """Add rows by position in the context of a turn. All of them are of tokens that the turn has."""
         way = []
         while turn >= 0:
@@ -61,7 +62,7 @@ class RouteBook:
         """Return whether tokens before ``end`` have more rows than fit into one message."""
         return self._rows is not None and int((self._rows.tokens < end).sum()) > self.most_tokens
 
-    def take(self, end: int) -> Arrays:
+    def take_routes(self, end: int) -> Arrays:
         """Return and remove rows of tokens before ``end``, as many as fit into one message."""
         if self._rows is None:
             return {}
@@ -141,7 +142,7 @@ class SegmentCutter:
 
     def cut_full(self) -> list[SegmentArrays]:
         """End the segment if it is full. More tokens have to follow, in this turn or in a new one."""
-        return [] if self.room else [self._cut(self._limit, [], Closing("unfinished"))]
+        return [] if self.room else [self._cut_segment(self._limit, [], Closing("unfinished"))]
 
     def observe(self, token_ids: list[int], after: int | None = None) -> list[SegmentArrays]:
         """Append an observation turn.
@@ -195,19 +196,19 @@ class SegmentCutter:
         named, self._owed = [*self._owed, *earlier, *own], []
         marked = [TurnMark(name, self._turn, value) for name, value in (marks or {}).items()]
         end = closing or Closing("unfinished", stop_reason)
-        cuts = [*self._cut_rows(), self._cut(self._pending_tokens, named, end, marked)]
+        cuts = [*self._cut_rows(), self._cut_segment(self._pending_tokens, named, end, marked)]
         self._turn_is_action = False
         return cuts
 
     def abandon(self, closing: Closing) -> list[SegmentArrays]:
         """End the trajectory at its last token. The segment returned may be empty."""
-        return [*self._cut_rows(), self._cut(self._pending_tokens, [], closing)]
+        return [*self._cut_rows(), self._cut_segment(self._pending_tokens, [], closing)]
 
     def _cut_rows(self) -> list[SegmentArrays]:
         """Return segments without tokens, with the rows of experts for which the next segment has no room."""
         cuts = []
         while self._routes.waits(self.tokens):
-            cuts.append(self._cut(0, [], Closing("unfinished")))
+            cuts.append(self._cut_segment(0, [], Closing("unfinished")))
         return cuts
 
     def _append(self, arrays: Arrays, *, action: bool, routes: Routes | None = None) -> list[SegmentArrays]:
@@ -222,28 +223,28 @@ class SegmentCutter:
         self._pending.append(arrays)
         self._pending_tokens += n
         if routes is not None:
-            self._routes.add(self._turn, routes)
+            self._routes.add_routes(self._turn, routes)
             self._limit = min(self._limit, self._routes.most_tokens)
         cuts = []
         # A full segment waits until more tokens come, so that the last piece of a turn is never empty.
         while self._pending_tokens > self._limit:
-            cuts.append(self._cut(self._limit, [], Closing("unfinished")))
+            cuts.append(self._cut_segment(self._limit, [], Closing("unfinished")))
         return cuts
 
     def _note_turn(self, start: int, end: int, action: bool) -> None:
         back = 1 if action else self._back
-        self._routes.note(self._turn, start, end, before=self._turn - back if back else -1)
+        self._routes.note_tokens(self._turn, start, end, before=self._turn - back if back else -1)
         last = self._turns[-1] if self._turns else None
         if last is not None and last.index == self._turn:
             self._turns[-1] = replace(last, end=end)
         else:
             self._turns.append(Turn(self._turn, start, end, action, back))
 
-    def _cut(
+    def _cut_segment(
         self, n: int, rewards: list[Reward], closing: Closing, marks: Sequence[TurnMark] = ()
     ) -> SegmentArrays:
         assert not self.closed, f"trajectory {self._trajectory_id} is closed"
-        arrays = self._take(n)
+        arrays = self._take_pending(n)
         versions = arrays["policy_version"][arrays["action_mask"] == 1]
         segment = Segment(
             trajectory_id=self._trajectory_id,
@@ -271,13 +272,13 @@ class SegmentCutter:
             auxiliary=list(closing.auxiliary),
             marks=list(marks),
         )
-        arrays |= self._routes.take(self.offset + n)
+        arrays |= self._routes.take_routes(self.offset + n)
         self._index += 1
         self.offset += n
         self.closed = closing.status != "unfinished"
         return SegmentArrays(segment, arrays)
 
-    def _take(self, n: int) -> Arrays:
+    def _take_pending(self, n: int) -> Arrays:
         whole: Arrays = {
             name: np.concatenate([np.empty(0, dtype), *(arrays[name] for arrays in self._pending)])
             for name, dtype in TOKEN_ARRAYS.items()

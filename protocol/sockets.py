@@ -251,7 +251,7 @@ class AsyncSocket:
             if time.monotonic() > until:
                 break
             try:
-                message = self._take()
+                message = self._receive_once()
             except zmq.Again:
                 self._guarded(self.after_batch)
                 if self._closed or not (self._outbox or self._unsent):
@@ -276,7 +276,7 @@ class AsyncSocket:
             # Go on, because the remaining messages would stay unread until the next one comes.
             log.exception("a message could not be handled")
 
-    def _take(self) -> tuple[Any, ...]:
+    def _receive_once(self) -> tuple[Any, ...]:
         """Receive a message, and return the arguments for the handler.
 
         Raises:
@@ -358,12 +358,12 @@ class AsyncLink:
     def _received(self, frames: list[bytes]) -> None:
         for message, rest in messages_in(frames, "the broker"):
             try:
-                self._take(message, rest)
+                self._take_message(message, rest)
             except Exception:
                 # The other messages that came with it are still handled.
                 log.exception("%s could not be handled", type(message).__name__)
 
-    def _take(self, message: AnyMessage, rest: list[bytes]) -> None:
+    def _take_message(self, message: AnyMessage, rest: list[bytes]) -> None:
         if isinstance(message, Refused):
             self._refused = message.message
         if self.session.received(message, time.monotonic()):
@@ -522,9 +522,9 @@ class ThreadLink:
             for message, rest in messages_in(frames, "the broker"):
                 # The frames have been checked, so the prelude has its four bytes.
                 self.session.minor = frames[0][3]
-                self._take(message, rest)
+                self._take_message(message, rest)
 
-    def _take(self, message: AnyMessage, rest: list[bytes]) -> None:
+    def _take_message(self, message: AnyMessage, rest: list[bytes]) -> None:
         if self.session.received(message, time.monotonic()):
             self.trouble, self.refused = "", None
             self.inbox.put(None)

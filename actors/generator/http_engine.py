@@ -239,7 +239,7 @@ class HttpEngine(VersionedEngine):
                     if not line.startswith(b"data: {"):
                         continue
                     # Not the truth value: the last chunk of an aborted request may hold no tokens.
-                    if (sampled := self._take(stream, line[6:])) is not None:
+                    if (sampled := self._take_chunk(stream, line[6:])) is not None:
                         yield sampled
                         if sampled.finish_reason:
                             return
@@ -341,7 +341,7 @@ class HttpEngine(VersionedEngine):
             body["cache_salt"] = f"v{self._version}"
         return body
 
-    def _take(self, stream: AnswerStream, line: bytes) -> Sampled | None:
+    def _take_chunk(self, stream: AnswerStream, line: bytes) -> Sampled | None:
         if (choice := choice_in(line)) is None:
             return None
         self._chunks += 1

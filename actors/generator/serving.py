@@ -177,19 +177,19 @@ class Serving:
             return
         for one in messages:
             try:
-                self._take(actor, *decode(one))
+                self._take_message(actor, *decode(one))
             except ProtocolError as error:
                 self._refused_from(actor, error)
             except Exception:
                 # The other messages of the envelope are still handled.
                 log.exception("a message from actor %r could not be handled", actor)
 
-    def _take(self, actor: bytes, message: AnyMessage, rest: Sequence[Buffer]) -> None:
+    def _take_message(self, actor: bytes, message: AnyMessage, rest: Sequence[Buffer]) -> None:
         match message:
             case Generate():
-                self._generate(actor, message, unpack_prompt(message, rest))
+                self._begin_request(actor, message, unpack_prompt(message, rest))
             case Abort():
-                self._abort(actor, message.request_id)
+                self._abort_request(actor, message.request_id)
             case Stay():
                 if self.guests.heard(actor, message.episodes, time.monotonic()):
                     self._tell_drain(actor)
@@ -208,7 +208,7 @@ class Serving:
         """Start the held requests that the new version allows. A late joiner has caught up by now."""
         self.book.gate = 0
         for key in self.book.start_held(version=self._engine.version, now=time.monotonic()):
-            self._start(self._open[key])
+            self._start_request(self._open[key])
 
     def expire(self, now: float) -> None:
         """Answer requests that have waited too long for a policy version."""
@@ -231,7 +231,7 @@ class Serving:
         for entry in self._open:
             if now - entry.heard >= KEEP_ALIVE_S:
                 entry.heard = now
-                self._reply(entry.actor, Chunk(request_id=entry.request_id, offset=entry.sent), NOTHING)
+                self._send_chunk(entry.actor, Chunk(request_id=entry.request_id, offset=entry.sent), NOTHING)
 
     def announce_drain(self, reason: str, now: float) -> None:
         """Tell the actors that this generator leaves soon. It serves them until `drain` is called."""
@@ -272,7 +272,7 @@ class Serving:
             "policy_version": float(self._engine.version),
         }
 
-    def _generate(self, actor: bytes, message: Generate, prompt: list[int]) -> None:
+    def _begin_request(self, actor: bytes, message: Generate, prompt: list[int]) -> None:
         if why := why_invalid(
             prompt, message, vocab_size=self._facts.vocab_size, max_model_len=self._config.max_model_len
         ):
@@ -298,7 +298,7 @@ class Serving:
         version, now = self._engine.version, time.monotonic()
         entry = self._open.add(OpenRequest(key, actor, message.request_id, request, now))
         if self.book.add(key, min_version=message.min_policy_version, version=version, now=now):
-            self._start(entry)
+            self._start_request(entry)
 
     def _why_not_here(self, actor: bytes, request_id: str) -> str:
         """Return why this generator takes no such request now, or "". A different generator may take it."""
@@ -306,28 +306,28 @@ class Serving:
             return self._closing
         return self._open.why_no_more(actor, request_id)
 
-    def _abort(self, actor: bytes, request_id: str) -> None:
+    def _abort_request(self, actor: bytes, request_id: str) -> None:
         if (entry := self._open.of(actor, request_id)) is None:
             # The request has finished meanwhile, or it was sent to an earlier process of this generator.
-            self._reply(actor, Chunk(request_id=request_id, finish_reason="abort"), NOTHING)
+            self._send_chunk(actor, Chunk(request_id=request_id, finish_reason="abort"), NOTHING)
         elif self.book.is_held(entry.key):
             self._abort_held(entry)
         else:
             self._spawn(self._engine.abort(entry.key))
 
     def _abort_held(self, entry: OpenRequest) -> None:
-        self._forget(entry)
-        self._reply(entry.actor, Chunk(request_id=entry.request_id, finish_reason="abort"), NOTHING)
+        self._forget_request(entry)
+        self._send_chunk(entry.actor, Chunk(request_id=entry.request_id, finish_reason="abort"), NOTHING)
 
-    def _start(self, entry: OpenRequest) -> None:
-        self._spawn(self._run(entry))
+    def _start_request(self, entry: OpenRequest) -> None:
+        self._spawn(self._run_request(entry))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, entry: OpenRequest) -> None:
+    async def _run_request(self, entry: OpenRequest) -> None:
         try:
             async for sampled in self._engine.generate(entry.request):
                 if entry not in self._open:
@@ -336,10 +336,10 @@ class Serving:
                 self.book.tokens(len(sampled))
                 entry.heard = time.monotonic()
                 if sampled.finish_reason:
-                    self._forget(entry)
-                self._send(entry, sampled)
+                    self._forget_request(entry)
+                self._send_tokens(entry, sampled)
         except RequestRefused as error:
-            self._forget(entry)
+            self._forget_request(entry)
             self._end_answer(entry.actor, entry.request_id, "error", str(error), offset=entry.sent)
         except EngineFailed as error:
             self._give_up(entry, f"the generator has failed: {error}")
@@ -349,12 +349,12 @@ class Serving:
             log.exception("request %s of actor %r ended by a fault", entry.request_id, entry.actor)
             self._give_up(entry, f"a fault of the generator: {error!r}")
 
-    def _send(self, entry: OpenRequest, sampled: Sampled) -> None:
+    def _send_tokens(self, entry: OpenRequest, sampled: Sampled) -> None:
         """Send newly sampled tokens. Rows of experts for which there is no room go before, without tokens."""
         *before, last = pieces(sampled.routes, MAX_ROUTE_BYTES)
         for routes in before:
             chunk = Chunk(request_id=entry.request_id, offset=entry.sent, kv=self._engine.kv)
-            self._reply(entry.actor, chunk, replace(NOTHING, routes=routes))
+            self._send_chunk(entry.actor, chunk, replace(NOTHING, routes=routes))
         chunk = Chunk(
             request_id=entry.request_id,
             offset=entry.sent,
@@ -362,11 +362,11 @@ class Serving:
             kv=self._engine.kv,
         )
         entry.sent += len(sampled)
-        self._reply(entry.actor, chunk, replace(sampled, routes=last))
+        self._send_chunk(entry.actor, chunk, replace(sampled, routes=last))
 
     def _give_up(self, entry: OpenRequest, why: str) -> None:
         """End a request that is not at fault, so that its actor sends it to a different generator."""
-        self._forget(entry)
+        self._forget_request(entry)
         self._end_answer(entry.actor, entry.request_id, "abort", why, offset=entry.sent)
 
     def _end_answer(
@@ -374,12 +374,12 @@ class Serving:
     ) -> None:
         """Send the last chunk of an answer that is not whole: "error" if the request is at fault."""
         chunk = Chunk(request_id=request_id, offset=offset, finish_reason=reason, error=why[:2_000])
-        self._reply(actor, chunk, NOTHING)
+        self._send_chunk(actor, chunk, NOTHING)
 
-    def _forget(self, entry: OpenRequest) -> None:
+    def _forget_request(self, entry: OpenRequest) -> None:
         self.book.finish(entry.key, time.monotonic())
         self._open.remove(entry)
 
-    def _reply(self, actor: bytes, chunk: Chunk, sampled: Sampled) -> None:
+    def _send_chunk(self, actor: bytes, chunk: Chunk, sampled: Sampled) -> None:
         routes = {} if sampled.routes is None else sampled.routes.arrays
         self.send([actor, *encode_arrays(chunk, sampled.arrays | routes)])

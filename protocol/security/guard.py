@@ -296,7 +296,7 @@ class GuardedSocket(AsyncSocket):
         """Return the connection of the message that is being handled; None if it is unknown."""
         return None if self._first is None else Connection.of(self._first)
 
-    def _take(self) -> tuple[Any, ...]:
+    def _receive_once(self) -> tuple[Any, ...]:
         # Only a frame that is not copied has the user id.
         first = self._socket.recv(zmq.DONTWAIT, copy=False)
         frames = self._router.recv_behind([first.bytes])
@@ -306,16 +306,16 @@ class GuardedSocket(AsyncSocket):
             sender = None
         self._first = first
         if sender is None:
-            self._doom(Connection.of(first))
+            self._cut_soon(Connection.of(first))
         return frames, sender
 
-    def _doom(self, connection: Connection | None) -> None:
+    def _cut_soon(self, connection: Connection | None) -> None:
         if connection is None or connection in self._doomed:
             return
         self._doomed.add(connection)
-        asyncio.get_running_loop().call_later(NOTICE_S, self._cut, connection)
+        asyncio.get_running_loop().call_later(NOTICE_S, self._cut_connection, connection)
 
-    def _cut(self, connection: Connection) -> None:
+    def _cut_connection(self, connection: Connection) -> None:
         self._doomed.discard(connection)
         if not self._closed and connection.cut():
             log.info("a connection was cut: its key is admitted no more")

@@ -88,14 +88,14 @@ class TokenCheck:
         self._tokens: list[bytes] = []
         self._seen: tuple[int, int] | None = None
         if keys is not None:
-            self._look(keys)
+            self._read_anew_if_changed(keys)
 
     def admits(self, authorization: str) -> bool:
         """Return whether the header has a valid token. The comparison takes constant time for all tokens."""
         if self._keys is None:
             return True
         try:
-            self._look(self._keys)
+            self._read_anew_if_changed(self._keys)
         except (OSError, KeysUnusable) as error:
             # The file is being replaced, or is gone: the tokens known so far stay valid.
             log.warning("the token stays as it was: %s", error)
@@ -105,7 +105,7 @@ class TokenCheck:
         good = [hmac.compare_digest(given, token) for token in self._tokens]
         return scheme.lower() == "bearer" and any(good)
 
-    def _look(self, keys: Path) -> None:
+    def _read_anew_if_changed(self, keys: Path) -> None:
         try:
             stat = (keys / TOKEN_FILE).stat()
         except FileNotFoundError:

@@ -83,15 +83,15 @@ def chunks(manifest: Manifest) -> list[FileChunk]:
     """Return the chunks to transfer: of the data file, or of the delta."""
     if manifest.encoding == "full":
         return file_chunks(manifest)
-    return _cut(manifest.delta_bytes, manifest.chunk_bytes, manifest.delta_chunks)
+    return _cut_into_chunks(manifest.delta_bytes, manifest.chunk_bytes, manifest.delta_chunks)
 
 
 def file_chunks(manifest: Manifest) -> list[FileChunk]:
     """Return the chunks of the data file."""
-    return _cut(manifest.nbytes, manifest.chunk_bytes, manifest.chunks)
+    return _cut_into_chunks(manifest.nbytes, manifest.chunk_bytes, manifest.chunks)
 
 
-def _cut(size: int, step: int, hashes: bytes) -> list[FileChunk]:
+def _cut_into_chunks(size: int, step: int, hashes: bytes) -> list[FileChunk]:
     return [
         FileChunk(offset, min(step, size - offset), hashes[DIGEST_BYTES * i : DIGEST_BYTES * (i + 1)])
         for i, offset in enumerate(range(0, size, step))
@@ -173,12 +173,13 @@ def make_delta(base: int, new: int, nbytes: int, out: int, *, largest: int) -> i
     written = 0
     for offset in range(0, nbytes, BLOCK_BYTES):
         size = min(BLOCK_BYTES, nbytes - offset)
-        written += _write(
-            out, compressor.compress((_read(base, size, offset) ^ _read(new, size, offset)).data)
+        written += _write_exactly(
+            out,
+            compressor.compress((_read_exactly(base, size, offset) ^ _read_exactly(new, size, offset)).data),
         )
         if written > largest:
             return None
-    written += _write(out, compressor.flush())
+    written += _write_exactly(out, compressor.flush())
     return written if written <= largest else None
 
 
@@ -186,7 +187,7 @@ def _sampled(base: int, new: int, nbytes: int) -> float:
     """Return the compressed size of a sample of the difference, as a share of its size."""
     step = nbytes // SAMPLES
     pieces = [
-        _read(base, SAMPLE_BYTES, offset) ^ _read(new, SAMPLE_BYTES, offset)
+        _read_exactly(base, SAMPLE_BYTES, offset) ^ _read_exactly(new, SAMPLE_BYTES, offset)
         for offset in range(0, step * SAMPLES, step)
     ]
     sample = np.concatenate(pieces).data
@@ -210,7 +211,7 @@ def apply_delta(delta: int, base: int, out: int, nbytes: int) -> None:
                 piece = np.frombuffer(reader.read(min(BLOCK_BYTES, nbytes - offset)), np.uint8)
                 if not len(piece):
                     raise WeightsError(f"the delta ends after {offset} of {nbytes} bytes")
-                _write(out, (piece ^ _read(base, len(piece), offset)).data)
+                _write_exactly(out, (piece ^ _read_exactly(base, len(piece), offset)).data)
                 offset += len(piece)
             if reader.read(1):
                 raise WeightsError(f"the delta has more than {nbytes} bytes")
@@ -218,7 +219,7 @@ def apply_delta(delta: int, base: int, out: int, nbytes: int) -> None:
         raise WeightsError(f"the delta cannot be decompressed: {error}") from None
 
 
-def _read(file: int, size: int, offset: int) -> NDArray[np.uint8]:
+def _read_exactly(file: int, size: int, offset: int) -> NDArray[np.uint8]:
     content = os.pread(file, size, offset)
     if len(content) != size:
         raise WeightsError(
@@ -227,7 +228,7 @@ def _read(file: int, size: int, offset: int) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8)
 
 
-def _write(file: int, content: bytes | memoryview) -> int:
+def _write_exactly(file: int, content: bytes | memoryview) -> int:
     view = memoryview(content)
     done = 0
     while done < len(view):
@@ -291,8 +292,8 @@ class BackgroundHashes:
         for first in range(len(self._hashing) * self._together, whole, self._together):
             self._hashing.append(self._pool.submit(self._hash, first))
 
-    def joined(self) -> bytes:
-        """Wait for the hashes of the whole memory, which is written by now, and return them one after the other."""
+    def finished_hashes(self) -> bytes:
+        """Finish hashing the memory, which is written by now. Return the hashes of its chunks in order."""
         self.written(len(self._content))
         try:
             return b"".join(future.result() for future in self._hashing)
@@ -356,7 +357,7 @@ class NewVersion:
         Raises:
             OSError: the manifest cannot be written, for example for lack of room.
         """
-        hashes, folder = self._hashes.joined(), self._file.folder
+        hashes, folder = self._hashes.finished_hashes(), self._file.folder
         manifest = Manifest(
             run=run,
             epoch=epoch,

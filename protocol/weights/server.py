@@ -91,7 +91,7 @@ class VersionOpener:
         except BaseException:
             file.close()
             raise
-        return self._held(manifest, file)
+        return self._opened_version(manifest, file)
 
     def replaced(self, epoch: int, version: int, held: OpenVersion | None) -> bool:
         """Return whether a different file lies now where ``held`` was opened; False if no file lies there."""
@@ -130,9 +130,9 @@ class VersionOpener:
         except BaseException:
             file.close()
             raise
-        return self._held(manifest, file)
+        return self._opened_version(manifest, file)
 
-    def _held(self, manifest: Manifest, file: IO[bytes]) -> OpenVersion:
+    def _opened_version(self, manifest: Manifest, file: IO[bytes]) -> OpenVersion:
         encoded = msgspec.msgpack.encode(manifest)
         # Serve nothing that clients would refuse.
         parse_manifest(encoded, f"version {manifest.version}")
@@ -218,9 +218,9 @@ class WeightsServer:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 if base is not None:
-                    held = await self._take((epoch, version, base))
+                    held = await self._open_once((epoch, version, base))
                 if held is None:
-                    held = await self._take((epoch, version, None))
+                    held = await self._open_once((epoch, version, None))
         except TimeoutError:
             return web.Response(status=202, headers={"Retry-After": "1"})
         except WeightsError as error:
@@ -231,7 +231,7 @@ class WeightsServer:
     async def _data(self, request: web.Request) -> web.StreamResponse:
         held = self._held.get(_requested_key(request))
         try:
-            held = held or await self._take(_requested_key(request))
+            held = held or await self._open_once(_requested_key(request))
         except WeightsError as error:
             raise web.HTTPNotFound(text=f"404: {error}\n") from None
         if held is None:
@@ -247,7 +247,7 @@ class WeightsServer:
             held.transfers -= 1
             held.used = time.monotonic()
 
-    async def _take(self, key: VersionKey) -> OpenVersion | None:
+    async def _open_once(self, key: VersionKey) -> OpenVersion | None:
         """Return the version or delta of a key, opened once for all requests; None if no delta is made."""
         held = self._held.get(key)
         if held is not None and self._shelf.replaced(key[0], key[1], self._held.get((*key[:2], None))):
@@ -273,9 +273,9 @@ class WeightsServer:
         if base is None:
             self._held[key] = await asyncio.to_thread(self._shelf.open, epoch, version)
             return self._held[key]
-        new = await self._take((epoch, version, None))
+        new = await self._open_once((epoch, version, None))
         try:
-            old = await self._take((base.epoch, base.version, None))
+            old = await self._open_once((base.epoch, base.version, None))
         except WeightsError:
             return None
         assert new is not None

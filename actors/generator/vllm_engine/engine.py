@@ -506,7 +506,7 @@ class VllmEngine(VersionedEngine):
             reader.add_last(answer.routed_experts)
         else:
             reader.add(self._state(request_id).routed_experts_chunks)
-        return reader.take(tokens)
+        return reader.take_new_rows(tokens)
 
     def _starts(self, request_id: str) -> list[tuple[int, int]]:
         return [(int(version), first) for version, first in self._state(request_id).weight_version_starts]

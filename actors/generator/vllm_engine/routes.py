@@ -124,18 +124,18 @@ class RouteReader:
     def add(self, arrays: list[np.ndarray[Any, Any]]) -> None:
         """Note all arrays that vLLM has returned for the request so far, [n, layers, experts] each."""
         new, self._arrays = arrays[self._arrays :], len(arrays)
-        self._add(new)
+        self._add_rows(new)
 
     def add_last(self, rows: np.ndarray[Any, Any]) -> None:
         """Note all rows of the request as one array, as vLLM returns them with its last output."""
-        self._add([rows[self._rows :]])
+        self._add_rows([rows[self._rows :]])
 
-    def _add(self, new: list[np.ndarray[Any, Any]]) -> None:
+    def _add_rows(self, new: list[np.ndarray[Any, Any]]) -> None:
         self._waiting += [rows for rows in new if len(rows)]
         self._rows += sum(map(len, new))
 
-    def take(self, tokens: int) -> Routes | None:
-        """Return the rows that are new, of tokens that the actor has; None if there are none.
+    def take_new_rows(self, tokens: int) -> Routes | None:
+        """Return the new rows of experts for tokens that the actor has, or None.
 
         Args:
             tokens: sampled tokens that the actor has, those of this chunk included.

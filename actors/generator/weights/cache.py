@@ -57,7 +57,7 @@ class CacheFolder:
         """Return the folder of a version. It exists only if the cache holds the whole version."""
         return self.path / f"e{epoch:08d}-v{version:08d}"
 
-    def held(self) -> list[Path]:
+    def whole_versions(self) -> list[Path]:
         """Return the folders of the whole versions in the cache, newest first."""
         found = [
             (int(match[1]), int(match[2]), path)
@@ -68,7 +68,7 @@ class CacheFolder:
 
     def newest(self) -> Base | None:
         """Return the newest whole version, as the base of a delta; None if there is none."""
-        for folder in self.held():
+        for folder in self.whole_versions():
             # A version whose manifest cannot be read is being removed.
             with contextlib.suppress(WeightsError):
                 return read_manifest(folder / MANIFEST).as_base
@@ -76,11 +76,11 @@ class CacheFolder:
 
     def trim(self) -> None:
         """Remove all but the newest versions."""
-        for folder in self.held()[KEEP:]:
+        for folder in self.whole_versions()[KEEP:]:
             _remove(folder)
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
+    def fetch_turn(self) -> Iterator[None]:
         """Hold the fetch lock while the context lasts.
 
         Raises:
@@ -276,7 +276,7 @@ class Cache:
     def _complete(self, url: str, manifest: Manifest, told_by: Base | None) -> Path:
         """Fetch a version from a source, unless the cache has it. Return the path of its manifest there."""
         folder = self.locate(manifest.epoch, manifest.version)
-        with self._shared.turn():
+        with self._shared.fetch_turn():
             if (folder / MANIFEST).exists():
                 if read_manifest(folder / MANIFEST).root == manifest.root:
                     return folder / MANIFEST
@@ -297,7 +297,10 @@ class Cache:
         """Fetch a version or a delta into a folder. Return the manifest of the whole version that results."""
         data = partial / DATA
         if manifest.encoding == "full":
-            also = [(folder / DATA, read_manifest(folder / MANIFEST)) for folder in self._shared.held()[:1]]
+            also = [
+                (folder / DATA, read_manifest(folder / MANIFEST))
+                for folder in self._shared.whole_versions()[:1]
+            ]
             try:
                 self.fetched_bytes += fetch(lambda: self._connect(url), manifest, data, self._cancelled, also)
                 with open(data, "rb") as file:

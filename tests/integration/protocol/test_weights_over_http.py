@@ -383,7 +383,7 @@ def test_the_cache_keeps_the_newest_two(versions, url, cache):
     for version in (7, 8, 9, 10):
         write(versions, version, seed=version, mib=1)
         cache.obtain(1, version, [url])
-    assert [p.name for p in cache._shared.held()] == ["e00000001-v00000010", "e00000001-v00000009"]
+    assert [p.name for p in cache._shared.whole_versions()] == ["e00000001-v00000010", "e00000001-v00000009"]
 
 
 @pytest.mark.parametrize("found", ["before", "while writing"])

@@ -115,7 +115,7 @@ def test_calls_of_each_family_that_writes_some_are_read_without_a_library(name):
     template = ChatTemplate(text, {"bos_token": "<s>"}, ends=FAMILIES[name][0])
     reading = CallReading(written_calls(template), lambda: pytest.fail("no library is needed"))
     assert reading.reader == ("none written" if name in WRITES_NO_CALLS else "environments")
-    assert reading.known("<tool_call>5</tool_call>") == "<tool_call>5</tool_call>"
+    assert reading.with_known_calls("<tool_call>5</tool_call>") == "<tool_call>5</tool_call>"
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_arguments_that_hold_the_marks_of_a_call_arrive_whole():
 
     reading = CallReading([WrittenCall("probe")], lambda: [Library()])
     assert reading.reader == "library"
-    (call,) = find_calls(reading.known("whatever"), {"write": TOOL})
+    (call,) = find_calls(reading.with_known_calls("whatever"), {"write": TOOL})
     assert (call.name, call.arguments, call.error) == ("write", {"text": text}, "")
 
 
@@ -243,11 +243,11 @@ def test_a_thought_ends_at_its_first_end_and_only_if_one_was_opened(thinks):
     cut = "I would write <|call|>x in my thought"
     call = '<|call|>f(text="</think>")'
     if thinks:
-        assert reading.known(cut) == cut
-        assert reading.known(f"hm</think>{call}").startswith("hm</think>\n<tool_call>\n<|call|>f(")
+        assert reading.with_known_calls(cut) == cut
+        assert reading.with_known_calls(f"hm</think>{call}").startswith("hm</think>\n<tool_call>\n<|call|>f(")
     else:
-        assert "<tool_call>" in reading.known(cut)
-        assert f"<tool_call>\n{call}" in reading.known(call)
+        assert "<tool_call>" in reading.with_known_calls(cut)
+        assert f"<tool_call>\n{call}" in reading.with_known_calls(call)
 
 
 @pytest.mark.parametrize(

@@ -170,18 +170,18 @@ def test_the_reader_keeps_rows_of_tokens_that_are_not_handed_out_yet():
     engine = [np.arange(8, dtype=np.uint8).reshape(4, 2, 1)]
     reader.add(engine)
     # vLLM is one token ahead: rows of tokens 1 to 4, and the actor gets token 3 only.
-    assert reader.take(1).tokens.tolist() == [1, 2, 3]
+    assert reader.take_new_rows(1).tokens.tolist() == [1, 2, 3]
     reader.add(engine)
-    assert reader.take(1) is None
+    assert reader.take_new_rows(1) is None
     engine.append(np.array([[[8], [9]]], np.uint16))
     reader.add_last(np.concatenate(engine))
-    last = reader.take(3)
+    last = reader.take_new_rows(3)
     assert (last.tokens.tolist(), last.experts.tolist(), last.experts.dtype) == (
         [4, 5],
         [[6, 7], [8, 9]],
         np.int16,
     )
-    assert RouteReader(0, prompt=3).take(2) is None
+    assert RouteReader(0, prompt=3).take_new_rows(2) is None
 
 
 def test_the_reader_looks_at_each_row_once(monkeypatch):
@@ -200,7 +200,7 @@ def test_the_reader_looks_at_each_row_once(monkeypatch):
                 reader.add_last(np.vstack(engine))
             else:
                 reader.add(engine)
-            got += reader.take(tokens).tokens.tolist()
+            got += reader.take_new_rows(tokens).tokens.tolist()
     assert got == list(range(prompt + answer - 1))
     assert sum(joined) <= 2 * (prompt + answer)
 

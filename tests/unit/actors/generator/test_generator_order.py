@@ -38,7 +38,7 @@ def load(monkeypatch, generators, actors, episodes):
             pool.placed(place)
             pool.update(infos)
             for episode in range(episodes):
-                chosen = await pool._choose("", after_failure=False)
+                chosen = await pool._choose_generator("", after_failure=False)
                 chosen.streams[episode] = None
                 load[chosen.info.peer] += 1
 

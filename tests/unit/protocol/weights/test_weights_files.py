@@ -128,7 +128,7 @@ def test_hashes_are_of_every_step_whatever_the_pieces(monkeypatch, step):
     hashes = BackgroundHashes(memoryview(content), step)
     for written in (1, 4_500, 4_501):
         hashes.written(written)
-    found = hashes.joined()
+    found = hashes.finished_hashes()
     assert found == b"".join(digest(content[i : i + step]) for i in range(0, len(content), step))
 
 
