@@ -37,8 +37,7 @@ import numpy as np
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
 from broker.journal.journal import Journal
-from broker.output_commit import OutputCommit
-from broker.recovery import JournalStore
+from broker.output_commit import JournalStore, OutputCommit
 from broker.service import Service
 from launch.model import make_tokenizer, save_tokenizer
 from launch.run_file.load import load

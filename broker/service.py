@@ -1,32 +1,353 @@
-"""The broker process: decodes frames, hands messages to the `Dispatcher`, sends its actions, and serves HTTP."""
+"""The broker process: its socket for peers, the messages that come over it, and HTTP.
+
+It decodes frames, hands messages to the `Dispatcher` and sends its actions. `PeerSocket` knows which connection speaks
+for which peer.
+"""
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
+import resource
 import signal
 import time
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 from aiohttp import web
 
 from broker.config import BrokerConfig
 from broker.core.peers import Send
+from broker.core.records import Ledger
 from broker.errors import BindRefused, BrokerError, JournalError, NameInUse, StateBroken, WrongKey
 from broker.output_commit import OutputCommit
-from broker.peer_socket import REVOKED, PeerSocket, allow_many_connections, bind_failure, may_log, unnamed
 from broker.status import prometheus, status
-from protocol.codec import Buffer, decode, open_envelope
-from protocol.errors import ProtocolError
+from protocol.codec import AnyMessage, Buffer, decode, encode, encode_delivery, open_envelope
+from protocol.errors import LimitExceeded, LinkDown, ProtocolError
+from protocol.messages.episodes import Deliver
 from protocol.messages.fields import MAX_ITEMS
 from protocol.messages.peers import Goodbye, Hello, Refused
 from protocol.security.addresses import check_endpoint, split_address
-from protocol.security.guard import Guard
+from protocol.security.guard import Admission, Connection, Guard, GuardedSocket
 from protocol.security.http import require_token, scheme, serving
 from protocol.security.keys import AllowList, Principal
+from protocol.sockets import AsyncSocket, router
+
+log = logging.getLogger(__name__)
+
+
+class Encoder:
+    """Encodes actions. A message that leaves for many peers in a row is encoded once."""
+
+    def __init__(self) -> None:
+        self._last: AnyMessage | None = None
+        self._frames: Sequence[Buffer] = ()
+
+    def frames(self, action: Send) -> Sequence[Buffer]:
+        """Return the frames of an action.
+
+        Raises:
+            LimitExceeded: the message is too large.
+        """
+        if isinstance(action.message, Deliver):
+            return encode_delivery(action.message, action.frames)
+        if action.message is not self._last:
+            self._frames, self._last = encode(action.message), action.message
+        return self._frames
+
+
+PROC = Path("/proc")
+LISTENS = "0A"
+"""State of a listening socket in /proc/net/tcp."""
+
+
+def allow_many_connections() -> None:
+    """Raise the limit of open files as far as allowed, because each connection is an open file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        # The kernel may have a lower limit of its own, which it enforces with an error.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def bind_failure(field: str, address: str, number: int | None) -> str:
+    """Return one line on why an address cannot be listened on: field, value, holder of the port and cure.
+
+    Args:
+        field: setting of the run file that holds the address.
+        number: `errno` of the error that listening raised.
+
+    Example:
+        >>> bind_failure("broker.http", "10.9.9.9:5756", errno.EADDRNOTAVAIL)
+        'broker.http is 10.9.9.9:5756, but this host has no such address; give one of its own, as a number'
+    """
+    port = address.rpartition(":")[2]
+    if number == errno.EADDRINUSE:
+        return (
+            f"{field} is {address}, but the port is in use{holder(int(port)) if port.isdecimal() else ''}; choose "
+            "another one, or port 0 to take a free one"
+        )
+    if number in (errno.EADDRNOTAVAIL, errno.ENODEV):
+        return f"{field} is {address}, but this host has no such address; give one of its own, as a number"
+    return (
+        f"{field} is {address}, which cannot be listened on: {os.strerror(number or 0)}; choose another one"
+    )
+
+
+def holder(port: int) -> str:
+    """Return " by process PID (NAME)" for the process that listens on a TCP port, or "" if it is not visible."""
+    sockets = {f"socket:[{inode}]" for inode in _listening(port)}
+    for process in PROC.iterdir() if sockets else ():
+        # Other users' processes cannot be looked into, and a process may end meanwhile.
+        with contextlib.suppress(OSError):
+            if process.name.isdecimal() and any(
+                os.readlink(fd) in sockets for fd in (process / "fd").iterdir()
+            ):
+                return f" by process {process.name} ({(process / 'comm').read_text().strip()})"
+    return ""
+
+
+def _listening(port: int) -> list[str]:
+    """Return the inodes of the sockets that listen on a port."""
+    inodes = []
+    for table in ("net/tcp", "net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (PROC / table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.append(fields[9])
+    return inodes
+
+
+MAX_IDENTITIES = 8_192
+UNNAMED = "?"
+"""Prefix of the name of a connection that has not said Hello yet. No peer's name may begin with it."""
+REVOKED = "this key is not in the broker's keys folder any more; bring the keys of this role from there anew"
+
+
+@dataclass(frozen=True)
+class _Identity:
+    peer: str
+    who: Principal
+    connection: Connection | None
+
+
+def unnamed(route: bytes) -> str:
+    """Return a name for a connection that has none; `Identities.route` maps it back."""
+    return UNNAMED + route.hex()
+
+
+class Identities:
+    """Peers by connection and connections by peer, in a broker that checks keys.
+
+    A connection gets its name by `bind`, once the broker accepts its Hello. A newer connection takes the name
+    over if its key permits that name, once the older connection is closed or silent. From then on the older
+    connection is a stranger, until it says Hello again. Learners need not wait, because their epochs say
+    which one is newer.
+
+    Args:
+        admission: its allow-list says which key permits which name.
+        heard: returns whether the broker has heard a peer of this name lately.
+    """
+
+    def __init__(self, admission: Admission, heard: Callable[[str], bool] = lambda peer: False) -> None:
+        self._admission, self._heard = admission, heard
+        self._by_route: OrderedDict[bytes, _Identity] = OrderedDict()
+        self._routes: dict[str, bytes] = {}
+
+    def name(self, route: bytes) -> str:
+        """Return the name of the peer at the end of this connection."""
+        caller = self._by_route.get(route)
+        return caller.peer if caller is not None else unnamed(route)
+
+    def route(self, peer: str) -> bytes | None:
+        """Return the connection of a peer, by a name that `name` or `check` returned; None if it has none."""
+        return bytes.fromhex(peer[len(UNNAMED) :]) if peer.startswith(UNNAMED) else self._routes.get(peer)
+
+    def address(self, peer: str) -> str | None:
+        """Return a name for the connection that a peer has now. It stays when the peer's name moves on."""
+        route = self.route(peer)
+        return unnamed(route) if route is not None else None
+
+    def check(self, route: bytes, who: Principal | None, message: AnyMessage) -> str:
+        """Return the name of the peer that sends this message; of a Hello the name that it asks for.
+
+        Raises:
+            WrongKey: the key does not permit this message.
+            NameInUse: the name belongs to another process now.
+        """
+        if who is None:
+            raise WrongKey(REVOKED)
+        caller = self._by_route.get(route)
+        if caller is not None and caller.who is not who and caller.who != who:
+            raise WrongKey("this connection belongs to another key")
+        if not isinstance(message, Hello):
+            return caller.peer if caller is not None else self.name(route)
+        if message.role != who.role:
+            raise WrongKey(
+                f"Hello of a {message.role} with the key {who.name}; each role has a key of its own"
+            )
+        if message.public_key not in ("", who.public):
+            raise WrongKey(
+                f"Hello with the public key {message.public_key[:8]}..., over a connection with {who.public[:8]}...; "
+                "start the process again if its keys were replaced just now"
+            )
+        if message.peer.startswith(UNNAMED):
+            raise WrongKey(f"a peer's name must not begin with {UNNAMED!r}")
+        if why := self._admission.allowed.objection(who, message.peer):
+            raise WrongKey(why)
+        holder = self._by_route.get(self._routes.get(message.peer, b""))
+        if holder is not None and holder.who.role != who.role:
+            raise WrongKey(f"the name {message.peer} belongs to the role {holder.who.role} now")
+        if holder is not None and caller is None and who.role != "learner" and self._in_use(holder):
+            raise NameInUse(
+                f"a process called {message.peer} is connected; names must be unique in a run. If that one is dead, "
+                "this one is let in when its connection has ended"
+            )
+        return caller.peer if caller is not None else message.peer
+
+    def bind(self, route: bytes, who: Principal, peer: str, connection: Connection | None = None) -> None:
+        """Give a connection the name of the peer whose Hello came by it and was accepted."""
+        caller = self._by_route.get(route)
+        if caller is None:
+            self._bind(route, _Identity(peer, who, connection))
+        else:
+            # The peer may have connected anew.
+            self._by_route[route] = replace(caller, connection=connection)
+            self._by_route.move_to_end(route)
+
+    def revoked(self) -> list[str]:
+        """Return the names of the peers whose keys are not admitted any more."""
+        return [one.peer for one in self._by_route.values() if self._admission.sender(one.who.public) is None]
+
+    def _in_use(self, holder: _Identity) -> bool:
+        return holder.connection is not None and holder.connection.is_open and self._heard(holder.peer)
+
+    def _bind(self, route: bytes, caller: _Identity) -> None:
+        before = self._routes.get(caller.peer)
+        if before is not None:
+            del self._by_route[before]
+        self._by_route[route] = caller
+        self._routes[caller.peer] = route
+        # Remove the peer whose last Hello is the oldest. The broker asks it for a Hello when it sends again.
+        if len(self._by_route) > MAX_IDENTITIES:
+            _, forgotten = self._by_route.popitem(last=False)
+            del self._routes[forgotten.peer]
+
+
+MAX_WARNINGS = 100
+
+
+def may_log(ledger: Ledger, code: str) -> bool:
+    """Return whether a refusal with this code is still logged. The limit keeps the log small."""
+    return ledger.refused.get(code, 0) < MAX_WARNINGS
+
+
+class Received(Protocol):
+    """Handles one message, whose first frame is the routing id. ``sender`` is the owner of its key."""
+
+    def __call__(self, frames: list[Buffer], sender: Principal | None = None) -> None: ...
+
+
+class PeerSocket:
+    """A ROUTER socket, with the identities of its peers if it is encrypted. `bind` opens it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.guard: Guard | None = None
+        """Who may connect; None without encryption."""
+        self.identities: Identities | None = None
+        """Which connection speaks for which peer; None without encryption, where the routing id is the name."""
+        self.socket: AsyncSocket | None = None
+
+    def bind(
+        self,
+        endpoint: str,
+        keys: Path | None,
+        *,
+        heard: Callable[[str], bool],
+        received: Received,
+        after_batch: Callable[[], None],
+    ) -> None:
+        """Listen at ``endpoint``, encrypted if there are ``keys``.
+
+        Args:
+            heard: returns whether the broker has heard a peer of this name lately.
+            received: called with each message.
+            after_batch: called after the messages that were there at one time.
+
+        Raises:
+            BindRefused: the address is taken, or does not belong to this host.
+        """
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        if keys is not None:
+            self.guard = Guard(context, keys, "broker")
+            self.identities = Identities(self.guard.admission, heard)
+        socket = router(context) if self.guard is None else self.guard.router(context)
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise BindRefused(bind_failure("broker.endpoint", endpoint, error.errno)) from None
+        if self.guard is None:
+            self.socket = AsyncSocket(socket, received)
+        else:
+            self.socket = GuardedSocket(socket, received, self.guard)
+        self.socket.after_batch = after_batch
+        log.info("peers connect to %s", socket.getsockopt_string(zmq.LAST_ENDPOINT))
+
+    @property
+    def pumping(self) -> bool:
+        """Whether the socket hands over a batch of messages now, and calls ``after_batch`` behind them."""
+        return self.socket is not None and self.socket.pumping
+
+    def connection(self) -> Connection | None:
+        """Return the connection of the message that is handled now; None without encryption."""
+        return self.socket.connection() if isinstance(self.socket, GuardedSocket) else None
+
+    def name(self, route: bytes) -> str:
+        """Return the name of the peer at the end of a connection."""
+        return (
+            route.decode("utf-8", "surrogateescape")
+            if self.identities is None
+            else self.identities.name(route)
+        )
+
+    def _route(self, name: str) -> bytes | None:
+        return (
+            name.encode("utf-8", "surrogateescape")
+            if self.identities is None
+            else self.identities.route(name)
+        )
+
+    def send(self, actions: Sequence[Send]) -> None:
+        """Send these messages. One that cannot be sent is logged and counted."""
+        encoder = Encoder()
+        for action in actions:
+            route = self._route(action.peer)
+            # No connection of this peer is known, for example since a restart of the broker. ZeroMQ would
+            # drop the message, too.
+            if route is None:
+                continue
+            assert self.socket is not None
+            try:
+                self.socket.send([route, *encoder.frames(action)])
+            except (LimitExceeded, LinkDown) as error:
+                if may_log(self._ledger, "not_sent"):
+                    log.error("%s to %s not sent: %s", type(action.message).__name__, action.peer, error)
+                self._ledger.refuse("not_sent")
+
+    def close(self) -> None:
+        if self.socket is not None:
+            self.socket.close()
+        if self.guard is not None:
+            self.guard.close()
 
 
 class HttpPages:
@@ -71,8 +392,6 @@ class HttpPages:
         text = prometheus(self._dispatcher, time.monotonic())
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
-
-log = logging.getLogger(__name__)
 
 TICK_S = 0.05
 HTTP_STOP_S = 1.0

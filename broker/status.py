@@ -9,8 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from broker.core.dispatch import Dispatcher
-from broker.core.ledger import OUTCOMES, Tally
 from broker.core.peers import Peer
+from broker.core.records import OUTCOMES, Tally
 from broker.core.state import BrokerState, gauges_of
 from protocol.gauges import BY_ROLE, Gauge, table
 

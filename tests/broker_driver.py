@@ -5,7 +5,7 @@ import numpy as np
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
 from broker.journal.journal import Journal
-from broker.recovery import JournalStore, recover, snapshot
+from broker.output_commit import JournalStore, recover, snapshot
 from protocol.codec import decode, encode, encode_arrays
 from protocol.messages.episodes import (
     Checkpointed,

@@ -6,7 +6,7 @@ from broker.config import JournalConfig
 from broker.journal.claim import LOCK, MARK_BYTES, SECOND, Mark, pack_mark, pack_written
 from broker.journal.files import numbers
 from broker.journal.journal import Journal
-from broker.journal.records import Kind, file_name, pack_segment
+from broker.journal.writer import Kind, file_name, pack_segment
 
 DEADLINE_S = 120.0
 LAST = b"".join(pack_segment(b"header", b"last" * 4))

@@ -10,13 +10,12 @@ all three share one `BrokerState`.
 from collections.abc import Sequence
 
 from broker.config import BrokerConfig
-from broker.core.actors import ActorSide
-from broker.core.admission import why_tasks_invalid
-from broker.core.generators import GeneratorSide, WeightsNews
+from broker.core.actors import ActorSide, GeneratorSide, WeightsNews
 from broker.core.learner import LearnerSide
 from broker.core.peers import Peer, Send
 from broker.core.records import GroupClosed, MemoryStore, SegmentStore
 from broker.core.state import BrokerState, gauges_of
+from broker.core.tasks import why_tasks_invalid
 from protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES, AnyMessage, Buffer
 from protocol.messages.episodes import (
     Checkpointed,

@@ -8,8 +8,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
-from broker.core.deliveries import goes_back, named, no_step_back, process
-from broker.core.generators import REMIND_S, WeightsNews
+from broker.core.actors import REMIND_S, WeightsNews
 from broker.core.peers import Peer
 from broker.core.records import (
     Committed,
@@ -22,6 +21,7 @@ from broker.core.records import (
 )
 from broker.core.state import BrokerState
 from broker.core.tasks import Recent
+from broker.core.units import goes_back, named, no_step_back, process
 from broker.errors import BrokerError, TryLater
 from protocol import names
 from protocol.codec import MAX_HEADER_BYTES
@@ -38,6 +38,8 @@ from protocol.messages.episodes import (
 from protocol.messages.fields import MAX_IDS
 from protocol.messages.peers import Hello, PublishWeights, Refused
 from protocol.version_line import VersionLine
+
+log = logging.getLogger(__name__)
 
 ID_OVERHEAD, MESSAGE_OVERHEAD = 3, 1_024
 """Bytes of a string's head in MessagePack, and bytes reserved in a Held for everything but ids."""
@@ -135,8 +137,6 @@ class Notices:
             self._noticed.add(notice.group_id, 0)
             self._state.outbox.send(learner, notice)
 
-
-log = logging.getLogger(__name__)
 
 MAX_CREDIT = 1 << 20
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from broker.core.ledger import Ledger
+from broker.core.records import Ledger
 from protocol.codec import MAX_HEADER_BYTES, AnyMessage, Buffer
 from protocol.gauges import merge_of, tag
 from protocol.messages.fields import Role

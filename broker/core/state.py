@@ -3,10 +3,6 @@
 from collections.abc import Iterator
 
 from broker.config import BrokerConfig
-from broker.core.admission import SegmentFlow
-from broker.core.assembly import Assembly
-from broker.core.deliveries import Deliveries, LearnerSteps, process, release, take_over
-from broker.core.ledger import Ledger
 from broker.core.peers import BrokerOutbox, Peers
 from broker.core.records import (
     AnyEvent,
@@ -16,6 +12,7 @@ from broker.core.records import (
     LearnerJoined,
     Leased,
     LeaseEnded,
+    Ledger,
     Outcome,
     Published,
     Released,
@@ -25,7 +22,8 @@ from broker.core.records import (
     TasksPut,
     UnitDropped,
 )
-from broker.core.tasks import TaskQueue
+from broker.core.tasks import SegmentFlow, TaskQueue
+from broker.core.units import Assembly, Deliveries, LearnerSteps, process, release, take_over
 from broker.errors import StateBroken
 from protocol.codec import Buffer
 from protocol.messages.episodes import CancelTask, Dropped, Segment, Task

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker.errors import JournalError, TryLater
-from broker.journal.records import (
+from broker.journal.writer import (
     HEAD_BYTES,
     FoundRecord,
     Header,

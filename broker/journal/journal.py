@@ -27,7 +27,7 @@ from broker.journal.opening import (
     repair,
     survey,
 )
-from broker.journal.records import (
+from broker.journal.writer import (
     HEAD_BYTES,
     MAX_PAYLOAD_BYTES,
     Header,
@@ -35,12 +35,12 @@ from broker.journal.records import (
     Loss,
     Place,
     Record,
+    Writer,
     file_name,
     pack_header,
     payload_at,
     record_head,
 )
-from broker.journal.writer import Writer
 from protocol.codec import Buffer
 
 log = logging.getLogger(__name__)

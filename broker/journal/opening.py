@@ -15,8 +15,10 @@ import msgspec
 from broker.errors import JournalError
 from broker.journal.claim import Claim, Mark, read_known
 from broker.journal.files import DAMAGED, Contents, each_file, numbers, read_unless_released
-from broker.journal.records import FoundRecord, Kind, Loss, Place, Record, file_name
+from broker.journal.writer import FoundRecord, Kind, Loss, Place, Record, file_name
 from protocol.files import sync_folder, write_whole
+
+log = logging.getLogger(__name__)
 
 ACCEPTED = "accepted-losses.json"
 
@@ -193,9 +195,6 @@ def _accepted(folder: Path) -> set[tuple[int, int]]:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise JournalError(f"{folder / ACCEPTED}: {error}; remove the file to be asked again") from None
     return {(loss.file, loss.offset) for loss in listed}
-
-
-log = logging.getLogger(__name__)
 
 
 def check(folder: Path, here: Survey, *, run: str, accept_loss: bool) -> None:

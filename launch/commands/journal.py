@@ -18,7 +18,7 @@ from broker.errors import JournalError
 from broker.journal.claim import read_mark
 from broker.journal.files import DAMAGED, Contents, each_file, numbers, read_place
 from broker.journal.opening import accept_losses, survey
-from broker.journal.records import (
+from broker.journal.writer import (
     FoundRecord,
     Kind,
     Loss,

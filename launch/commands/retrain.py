@@ -11,7 +11,7 @@ from broker.core.records import AnyEvent, Committed, LearnerJoined, Published, T
 from broker.errors import JournalError
 from broker.journal.files import numbers, read_place
 from broker.journal.opening import records
-from broker.journal.records import Kind, Loss, Place, file_name, unpack_segment
+from broker.journal.writer import Kind, Loss, Place, file_name, unpack_segment
 from launch import logs, run_folder
 from launch.errors import ConfigError, RecordingError
 from launch.processes import role_environment

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from broker.journal.claim import read_mark
 from broker.journal.files import numbers
 from broker.journal.journal import Journal
-from broker.journal.records import Header, Kind, file_name, pack_header
+from broker.journal.writer import Header, Kind, file_name, pack_header
 from tests.journals import DEADLINE_S, small
 from tests.property.effort import EFFORT
 

@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 
 from broker.config import BrokerConfig
-from broker.core.deliveries import process
 from broker.core.records import AnyEvent, Committed, Counted, LearnerJoined, decode_event
 from broker.core.state import BrokerState
+from broker.core.units import process
 from broker.errors import BrokerError
 from broker.journal.files import numbers
 from broker.journal.opening import records
-from broker.journal.records import Kind, Loss, Record, unpack_segment
-from broker.recovery import Snapshot
+from broker.journal.writer import Kind, Loss, Record, unpack_segment
+from broker.output_commit import Snapshot
 from learner.checkpoint_files import latest_name
 from learner.run_files import CHECKPOINTS
 from protocol import names

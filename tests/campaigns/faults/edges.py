@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from broker.journal.files import Contents, numbers, read_file
-from broker.journal.records import FoundRecord, Kind, file_name, record_head
+from broker.journal.writer import FoundRecord, Kind, file_name, record_head
 from learner.checkpoint_files import kept
 from learner.run_files import SHARED_MEMORY
 from tests.campaigns.faults.intruder import Intruder

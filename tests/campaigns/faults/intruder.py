@@ -13,7 +13,7 @@ import numpy as np
 import zmq
 
 from broker.journal.files import numbers, read_file
-from broker.journal.records import FoundRecord, Kind, unpack_segment
+from broker.journal.writer import FoundRecord, Kind, unpack_segment
 from protocol.codec import MAX_BODY_BYTES, PRELUDE, Frames, encode, encode_arrays
 from protocol.messages.episodes import (
     Checkpointed,

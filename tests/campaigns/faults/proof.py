@@ -23,8 +23,8 @@ from broker.core.records import Committed, LearnerJoined, decode_event
 from broker.core.state import BrokerState
 from broker.journal.journal import Journal
 from broker.journal.opening import records
-from broker.journal.records import Kind, Loss, unpack_segment
-from broker.recovery import JournalStore, recover
+from broker.journal.writer import Kind, Loss, unpack_segment
+from broker.output_commit import JournalStore, recover
 from protocol.codec import decode_segment
 from tests.campaigns.faults.audit import audit
 

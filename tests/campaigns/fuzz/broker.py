@@ -15,8 +15,8 @@ import msgspec
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
 from broker.core.peers import Send
-from broker.journal.records import Kind, Place, Record
-from broker.recovery import JournalStore, recover, snapshot
+from broker.journal.writer import Kind, Place, Record
+from broker.output_commit import JournalStore, recover, snapshot
 from broker.status import prometheus, status
 from protocol.codec import (
     PRELUDE,
@@ -372,7 +372,7 @@ MESSAGE_S = 0.5
 
 
 class MemoryJournal:
-    """A journal in memory, with the parts of the interface that `broker.recovery.JournalStore` needs."""
+    """A journal in memory, with the parts of the interface that `broker.output_commit.JournalStore` needs."""
 
     low, blocked = False, ""
 
@@ -391,7 +391,7 @@ class MemoryJournal:
 
 
 class BrokerTarget:
-    """Target for `broker.core.dispatch.Dispatcher`, its `broker.core.state`, and `broker.recovery`."""
+    """Target for `broker.core.dispatch.Dispatcher`, its `broker.core.state`, and `broker.output_commit`."""
 
     name, unit = "broker", "messages"
 

@@ -26,7 +26,7 @@ from broker.journal.claim import LOCK, SECOND, Mark, boot_id, pack_mark, pack_wr
 from broker.journal.files import numbers
 from broker.journal.journal import Journal
 from broker.journal.opening import ACCEPTED, records, survey
-from broker.journal.records import (
+from broker.journal.writer import (
     HEAD_BYTES,
     RECORD_MAGIC,
     DeadLetter,
@@ -46,7 +46,7 @@ from broker.journal.records import (
     unpack_header,
     unpack_segment,
 )
-from broker.recovery import JournalStore, poison_of, recover, snapshot
+from broker.output_commit import JournalStore, poison_of, recover, snapshot
 from protocol.codec import decode, encode, encode_arrays
 from protocol.messages.episodes import Commit, DeliveryCredit, LeaseTask, PutTasks, TaskCredit
 from protocol.messages.peers import Hello, PublishWeights
@@ -123,7 +123,7 @@ TEXTS = (
 
 
 class FolderTarget:
-    """Target for the folder of a `broker.journal.journal`, and for `broker.recovery` from it."""
+    """Target for the folder of a `broker.journal.journal`, and for `broker.output_commit` from it."""
 
     name, unit = "journal", "opened"
 
@@ -334,7 +334,7 @@ FIXED_BYTES = 32
 
 
 class JournalTarget:
-    """Target for `broker.journal.journal`, its files and records, and for `broker.recovery` from them."""
+    """Target for `broker.journal.journal`, its files and records, and for `broker.output_commit` from them."""
 
     name, unit = "journal", "read to the end"
 

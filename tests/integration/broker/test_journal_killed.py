@@ -14,7 +14,7 @@ WRITER = """
 import itertools, sys, time
 from pathlib import Path
 from broker.journal.journal import Journal
-from broker.journal.records import Kind
+from broker.journal.writer import Kind
 from broker.config import JournalConfig
 
 config = JournalConfig(durability=sys.argv[2], file_bytes=8192, keep_bytes=20_000)

@@ -9,7 +9,7 @@ import pytest
 from broker.config import JournalConfig
 from broker.core.records import Committed, LearnerJoined, Published, TasksPut, encode_event
 from broker.journal.journal import Journal
-from broker.journal.records import Kind, pack_segment
+from broker.journal.writer import Kind, pack_segment
 from launch.commands import retrain as recording
 from launch.commands.retrain import same_weights
 from learner.curriculum import Curriculum

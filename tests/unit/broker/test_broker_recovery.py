@@ -6,11 +6,11 @@ import os
 import msgspec
 import pytest
 
-from broker import recovery
+from broker import output_commit
 from broker.core.state import BrokerState
 from broker.errors import JournalError
-from broker.journal.records import Kind
-from broker.recovery import JournalStore, Snapshot, snapshot
+from broker.journal.writer import Kind
+from broker.output_commit import JournalStore, Snapshot, snapshot
 from protocol.messages.episodes import DeliveryCredit, LeaseTask, PutTasks
 from tests.broker_driver import Driver, evaluation, group
 
@@ -206,7 +206,7 @@ def test_after_accepted_damage_what_rests_on_it_is_left_out(tmp_path):
 
 
 def test_a_unit_that_cannot_be_read_just_now_is_delivered_later(driver, monkeypatch, caplog):
-    monkeypatch.setattr(recovery, "RECENT_BYTES", 0)
+    monkeypatch.setattr(output_commit, "RECENT_BYTES", 0)
     driver.hello("learner", "learner", epoch=1, lineage=1)
     driver.put(*group("g", 1))
     driver.segment("actor", driver.leases()[0])

@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from broker.core.admission import is_stale
+from broker.core.tasks import is_stale
 from protocol.codec import decode, encode, encode_arrays, unpack_arrays
 from protocol.messages.episodes import CancelTask, Commit, Sampling, Segment, TaskCredit, Turn
 from protocol.messages.peers import Heartbeat

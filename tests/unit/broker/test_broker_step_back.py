@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from broker.journal.records import Kind, Place, Record
-from broker.recovery import JournalStore, recover, snapshot
+from broker.journal.writer import Kind, Place, Record
+from broker.output_commit import JournalStore, recover, snapshot
 from protocol.messages.peers import Refused, Welcome
 from tests.broker_driver import Driver
 from tests.unit.broker.lineage_harness import begun, make, tokens, units

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker import recovery
+from broker import output_commit
 from protocol.messages.episodes import DeliveryCredit, LeaseTask
 from protocol.messages.peers import Refused
 from tests.broker_driver import Driver, group
@@ -52,7 +52,7 @@ def test_no_false_alarm(driver):
 
 @pytest.mark.parametrize("kept", [0, 1 << 20])
 def test_what_is_delivered_is_what_was_sent_from_memory_or_from_the_journal(tmp_path, monkeypatch, kept):
-    monkeypatch.setattr(recovery, "RECENT_BYTES", kept)
+    monkeypatch.setattr(output_commit, "RECENT_BYTES", kept)
     driver = Driver(folder=tmp_path / "journal")
     driver.learner(credit=0)
     driver.actor()
@@ -70,4 +70,4 @@ def test_what_is_delivered_is_what_was_sent_from_memory_or_from_the_journal(tmp_
 
 def store_read(store, key):
     """Return a segment as it stands in the journal, whatever is in memory."""
-    return recovery.unpack_segment(store.journal.read(store._places[key]))
+    return output_commit.unpack_segment(store.journal.read(store._places[key]))

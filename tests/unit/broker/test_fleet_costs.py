@@ -6,7 +6,7 @@ import time
 import pytest
 
 from broker.core.dispatch import Dispatcher
-from broker.peer_socket import Encoder
+from broker.service import Encoder
 from protocol.messages.fields import MAX_SOURCES
 from protocol.messages.peers import Generators, Goodbye, Heartbeat, Hello, PublishWeights, WeightsReady
 from tests.broker_driver import config

@@ -11,7 +11,7 @@ from broker.core.state import BrokerState
 from broker.errors import JournalError
 from broker.journal.claim import LOCK, SECOND, Mark
 from broker.journal.opening import survey
-from broker.journal.records import (
+from broker.journal.writer import (
     Header,
     Kind,
     Place,
@@ -21,7 +21,7 @@ from broker.journal.records import (
     unpack_header,
     unpack_segment,
 )
-from broker.recovery import JournalStore, recover, snapshot
+from broker.output_commit import JournalStore, recover, snapshot
 from protocol.codec import decode, encode
 from protocol.errors import Malformed
 from protocol.messages.episodes import Commit

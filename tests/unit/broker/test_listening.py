@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 
-from broker.peer_socket import bind_failure, holder
+from broker.service import bind_failure, holder
 
 
 def test_a_port_in_use_names_its_holder_and_the_cure():

@@ -11,7 +11,7 @@ from broker.core.dispatch import Dispatcher
 from broker.errors import JournalError, StateBroken
 from broker.journal.journal import Journal
 from broker.journal.opening import records
-from broker.journal.records import Kind, Record, unpack_dead_letter
+from broker.journal.writer import Kind, Record, unpack_dead_letter
 from broker.output_commit import MAX_DEAD_LETTERS, MAX_DEAD_TOTAL_BYTES, POISON, OutputCommit
 from protocol.codec import decode, encode
 from protocol.messages.episodes import (

@@ -4,8 +4,7 @@ import pytest
 
 from broker.config import BrokerConfig
 from broker.output_commit import OutputCommit
-from broker.peer_socket import Identities
-from broker.service import Service
+from broker.service import Identities, Service
 from protocol.codec import decode, encode
 from protocol.messages.episodes import Deliver, DeliveryCredit, PutTasks, TaskCredit
 from protocol.messages.peers import Heartbeat, Hello, Refused, Welcome

@@ -14,8 +14,8 @@ from actors.generator.weights.staging import Announced, Stage
 from broker.errors import JournalError
 from broker.journal.files import numbers, read_file
 from broker.journal.opening import survey
-from broker.journal.records import Kind, file_name
-from broker.recovery import Snapshot, snapshot
+from broker.journal.writer import Kind, file_name
+from broker.output_commit import Snapshot, snapshot
 from protocol.errors import WeightsError
 from protocol.weights.files import write_version
 from protocol.weights.format import read_manifest

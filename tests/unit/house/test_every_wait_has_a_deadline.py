@@ -16,7 +16,7 @@ SOURCES = [
     *sorted((ROOT / "launch").rglob("*.py")),
     *sorted((ROOT / "actors").rglob("*.py")),
     *sorted((ROOT / "envs").rglob("*.py")),
-    *(ROOT / "broker" / name for name in ("service.py", "peer_socket.py", "status.py")),
+    *(ROOT / "broker" / name for name in ("service.py", "status.py")),
 ]
 BLOCKING = {"get", "join", "wait", "result", "acquire", "communicate", "recv", "recv_multipart"}
 """Methods that block when they are called without any argument."""

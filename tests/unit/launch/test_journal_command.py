@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from broker.core.records import Committed, GroupClosed, TasksPut, encode_event
-from broker.journal.records import DeadLetter, Kind, file_name, pack_dead_letter, pack_segment
+from broker.journal.writer import DeadLetter, Kind, file_name, pack_dead_letter, pack_segment
 from launch.arguments import EXPORT_FORMATS, JOURNAL_KINDS
 from launch.cli import main
 from protocol.codec import encode_arrays

@@ -6,7 +6,7 @@ import pytest
 from broker.config import JournalConfig
 from broker.core.records import Committed, GroupClosed, LearnerJoined, Published, TasksPut, encode_event
 from broker.journal.journal import Journal
-from broker.journal.records import Kind, file_name, pack_segment
+from broker.journal.writer import Kind, file_name, pack_segment
 from launch.commands.retrain import Recording, read_recording
 from launch.errors import RecordingError
 from protocol.codec import decode_delivery, encode_arrays

@@ -3,7 +3,7 @@
 import pytest
 
 from broker.errors import NameInUse, WrongKey
-from broker.peer_socket import MAX_IDENTITIES, REVOKED, Identities
+from broker.service import MAX_IDENTITIES, REVOKED, Identities
 from protocol.messages.peers import Heartbeat, Hello
 from protocol.security import key_files
 from protocol.security.guard import MAX_ADDRESSES, RELOAD_S, Admission, Rate, TokenBucket

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from broker.core.admission import MAX_TASK_BYTES
+from broker.core.tasks import MAX_TASK_BYTES
 from protocol import messages
 from protocol.codec import MAX_HEADER_BYTES, MAX_QUOTED, PRELUDE, decode, encode, unpack_arrays
 from protocol.errors import Malformed, ProtocolError

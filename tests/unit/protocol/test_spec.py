@@ -7,10 +7,9 @@ import pytest
 
 from actors.generator.requests import MAX_REQUESTS, MAX_REQUESTS_OF_ACTOR
 from broker.core.actors import DRAINING, FULL
-from broker.core.admission import MAX_TASK_BYTES
-from broker.core.ledger import OUTCOMES
 from broker.core.peers import MAX_GAUGES, MAX_MERGED, MAX_PEERS
-from broker.core.tasks import REMEMBERED_TASKS
+from broker.core.records import OUTCOMES
+from broker.core.tasks import MAX_TASK_BYTES, REMEMBERED_TASKS
 from protocol import codec
 from protocol.arrays import TOKEN_ARRAYS
 from protocol.codec import MAX_ENCLOSED, AnyMessage

@@ -12,7 +12,7 @@ from broker.errors import JournalError
 from broker.journal.claim import LOCK, read_mark
 from broker.journal.files import numbers
 from broker.journal.journal import Journal
-from broker.journal.records import Kind
+from broker.journal.writer import Kind
 from tests.journals import DEADLINE_S, begin, contents, small
 
 

@@ -9,7 +9,7 @@ import pytest
 from broker.errors import JournalError
 from broker.journal.files import each_file, numbers
 from broker.journal.opening import accept_losses, survey
-from broker.journal.records import HEAD_BYTES, Kind, file_name, pack_segment, record_at
+from broker.journal.writer import HEAD_BYTES, Kind, file_name, pack_segment, record_at
 from tests.journals import (
     DEADLINE_S,
     LAST,

@@ -8,7 +8,7 @@ import pytest
 
 from broker.errors import JournalError
 from broker.journal import writer as journal_writer
-from broker.journal.records import Kind
+from broker.journal.writer import Kind
 from tests.journals import DEADLINE_S, begin, contents, files, small
 
 

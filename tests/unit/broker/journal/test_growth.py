@@ -6,9 +6,8 @@ import pytest
 from broker import output_commit
 from broker.config import BrokerConfig
 from broker.journal.files import each_file, numbers
-from broker.journal.records import Kind
-from broker.output_commit import OutputCommit
-from broker.recovery import Snapshot, snapshot
+from broker.journal.writer import Kind
+from broker.output_commit import OutputCommit, Snapshot, snapshot
 from protocol.codec import decode, encode
 from protocol.messages.episodes import (
     Checkpointed,

@@ -8,7 +8,7 @@ import pytest
 from broker.config import JournalConfig
 from broker.errors import JournalError
 from broker.journal import writer as journal_writer
-from broker.journal.records import Kind, pack_segment, unpack_segment
+from broker.journal.writer import Kind, pack_segment, unpack_segment
 from tests.journals import DEADLINE_S, begin, contents, small
 
 MODES = ("written", "synced")

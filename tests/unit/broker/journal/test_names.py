@@ -13,7 +13,7 @@ import pytest
 from broker.journal.claim import LOCK
 from broker.journal.files import numbers
 from broker.journal.opening import ACCEPTED, accept_losses, survey
-from broker.journal.records import Kind, file_name
+from broker.journal.writer import Kind, file_name
 from tests.journals import DEADLINE_S, begin, contents, small
 
 

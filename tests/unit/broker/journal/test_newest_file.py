@@ -8,7 +8,7 @@ from broker.errors import JournalError
 from broker.journal.claim import Mark, read_mark
 from broker.journal.files import numbers
 from broker.journal.opening import records, survey
-from broker.journal.records import HEAD_BYTES, Kind, file_name
+from broker.journal.writer import HEAD_BYTES, Kind, file_name
 from tests.journals import (
     DEADLINE_S,
     LAST,

@@ -11,7 +11,7 @@ from broker.errors import JournalError
 from broker.journal import claim
 from broker.journal.claim import LOCK, MARK_BYTES, SECOND, Mark, read_known, read_mark
 from broker.journal.opening import records, survey
-from broker.journal.records import Kind, file_name
+from broker.journal.writer import Kind, file_name
 from tests.broker_driver import Driver
 from tests.journals import (
     DEADLINE_S,
