@@ -1,4 +1,4 @@
-"""Test that a rank refuses to train without the GPU that it was given. torch here is built for the CPU, or fake."""
+"""A rank refuses to train without its GPU, and has a shared one alone, or says who has it. torch is fake here."""
 
 import types
 
@@ -7,9 +7,12 @@ import torch
 
 import learner.gpu
 from launch.errors import FINAL, exit_code
+from learner.errors import GpuKept
 from learner.gpu import forget_peak_memory, memory_metrics, take_gpu
+from learner.process import SharedGpu
 from learner.settings.learner import LearnerConfig
 from protocol.errors import GpuUnusable
+from protocol.processes import GpuLock
 
 GIVEN = LearnerConfig(devices=(2, 3), processes=2, gpu_memory_utilization=0.4)
 
@@ -89,3 +92,30 @@ def test_memory_is_that_of_the_update_and_of_all_processes(monkeypatch):
     forget_peak_memory()
     assert forgotten == [True]
     assert memory_metrics() == {"learner/gpu_memory_peak_gb": 30.0, "learner/gpu_memory_used_share": 0.75}
+
+
+def test_the_learner_says_who_keeps_the_gpu(tmp_path):
+    generator = GpuLock(tmp_path)
+    assert generator.take_together()
+    gpu = SharedGpu(GpuLock(tmp_path), timeout_s=0.05)
+    with pytest.raises(GpuKept, match=r"for 0\.05 s .*sleep_in_updates"), gpu.alone():
+        pytest.fail("the GPU is not the learner's")
+    assert gpu.waited_s is None
+    generator.release()
+    with gpu.alone():
+        assert gpu.waited_s is not None
+        assert not generator.take_together()
+    assert generator.take_together()
+
+
+def test_an_update_that_fails_gives_the_gpu_back(tmp_path):
+    gpu, generator = SharedGpu(GpuLock(tmp_path), timeout_s=1.0), GpuLock(tmp_path)
+    with pytest.raises(ZeroDivisionError), gpu.alone():
+        raise ZeroDivisionError
+    assert generator.take_together()
+
+
+def test_without_a_lock_nobody_waits():
+    gpu = SharedGpu(None, timeout_s=0.0)
+    with gpu.alone():
+        assert gpu.waited_s is None

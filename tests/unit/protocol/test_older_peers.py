@@ -1,4 +1,4 @@
-"""Marks of turns: from `StepResult.marks` over the wire, older and newer peers, to the trajectory and the check."""
+"""Marks of turns, `Task.note` and `Task.start` travel between older and newer peers."""
 
 import math
 from dataclasses import replace
@@ -23,8 +23,10 @@ from learner.replay.file import decode_item, encode_item
 from learner.settings.learner import LearnerConfig
 from learner.settings.rewards import RewardConfig
 from learner.trainer import Trainer
-from protocol.codec import decode, encode_arrays, unpack_arrays
-from protocol.messages.episodes import Reward, Task, TurnMark
+from protocol.codec import MINOR, decode, encode, encode_arrays, unpack_arrays
+from protocol.errors import Malformed
+from protocol.messages.episodes import LeaseTask, PutTasks, Reward, Task, TaskStart, Turn, TurnMark
+from protocol.messages.fields import MAX_PREFIX_BYTES, MAX_TEXT
 from tests.broker_driver import Driver, group, segment_frames
 from tests.trajectories import make_turns
 
@@ -180,3 +182,86 @@ def test_marks_that_never_come_are_told_after_the_first_step(tmp_path):
         "learner.reward.group.calls: no turn of the first 1 episodes has the mark 'calls', which the environment must "
         "give in StepResult.marks (marks: anchor)"
     )
+
+
+TASK = Task(task_id="1g0r1.0", env="e", group_id="1g0r1", group_size=1, note="Begin with 7.")
+
+
+class OldTask(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The fields of a task of protocol 4.2 that the broker copies, without the optional ones."""
+
+    task_id: str
+    env: str
+    group_id: str
+    group_size: int
+
+
+class OldPutTasks(msgspec.Struct, tag="put_tasks", tag_field="type", kw_only=True):
+    tasks: list[OldTask]
+
+
+def test_a_note_travels_from_the_learner_to_the_actor():
+    driver = Driver()
+    driver.learner()
+    driver.put(TASK)
+    driver.actor()
+    (lease,) = driver.leases()
+    assert decode(encode(lease))[0].task == TASK
+    assert MINOR >= 3
+
+
+def test_a_task_without_a_note_has_the_bytes_of_before():
+    plain = group("g", 1)
+    assert b"note" not in encode(PutTasks(tasks=plain))[1]
+
+
+def test_an_older_receiver_ignores_the_note_and_a_newer_one_has_none_of_an_older_sender():
+    header = encode(PutTasks(tasks=[TASK]))[1]
+    (old,) = msgspec.msgpack.decode(header, type=OldPutTasks).tasks
+    assert old.task_id == TASK.task_id
+    # A broker of that age writes what it knows into the lease: this is why the learner looks at its version.
+    lease = {"type": "lease_task", "lease_id": "l", "attempt": 0, "task": msgspec.to_builtins(old)}
+    message, _ = decode([b"OB\x04\x02", msgspec.msgpack.encode(lease)])
+    assert message == LeaseTask(lease_id="l", attempt=0, task=msgspec.structs.replace(TASK, note=""))
+
+
+def test_a_note_is_bounded():
+    header = encode(PutTasks(tasks=[msgspec.structs.replace(TASK, note="x" * (MAX_TEXT + 1))]))
+    with pytest.raises(Malformed, match=r"tasks\[0\]\.note"):
+        decode(header)
+
+
+START = TaskStart(
+    token_ids=b"\x05\x00\x00\x00\x06\x00\x00\x00\x07\x00\x00\x00",
+    turns=[Turn(0, 0, 1, False), Turn(1, 1, 2, True), Turn(2, 2, 3, False)],
+    parent="1g0.0.0",
+)
+
+
+def test_a_prefix_travels_from_the_learner_to_the_actor_and_is_kept_by_the_journal(tmp_path):
+    driver = Driver(folder=tmp_path / "journal")
+    driver.learner(lineage=1)
+    task = msgspec.structs.replace(TASK, note="", start=START)
+    driver.put(task)
+    driver.kill_broker()
+    driver.actor()
+    (lease,) = driver.leases()
+    assert decode(encode(lease))[0].task == task
+    driver.journal.close()
+
+
+def test_an_older_receiver_ignores_the_prefix():
+    header = encode(PutTasks(tasks=[msgspec.structs.replace(TASK, start=START)]))[1]
+    (old,) = msgspec.msgpack.decode(header, type=OldPutTasks).tasks
+    assert old.group_id == TASK.group_id
+    assert b"start" not in encode(PutTasks(tasks=group("g", 1)))[1]
+
+
+def test_a_prefix_is_bounded_so_that_its_task_fits_into_a_header():
+    turns = [Turn(0, 0, MAX_PREFIX_BYTES // 4, False)]
+    largest = TaskStart(token_ids=bytes(MAX_PREFIX_BYTES), turns=turns, parent="p")
+    decode(encode(PutTasks(tasks=[msgspec.structs.replace(TASK, start=largest)])))
+    larger = msgspec.structs.replace(largest, token_ids=bytes(MAX_PREFIX_BYTES + 4))
+    header = encode(PutTasks(tasks=[msgspec.structs.replace(TASK, start=larger)]))
+    with pytest.raises(Malformed, match=r"tasks\[0\]\.start\.token_ids"):
+        decode(header)

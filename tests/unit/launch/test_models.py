@@ -1,14 +1,25 @@
-"""Test where known models come from: the cache, the hub, or a Python package."""
+"""Known models come from the cache, the hub or a Python package; tiny models have a tokenizer of their own."""
 
 import dataclasses
 import hashlib
 import zipfile
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from launch import model as known_models
 from launch.errors import ConfigError
-from launch.model import KNOWN_MODELS, KnownModel, from_hub_or_package, gguf_folder, is_gguf
+from launch.model import (
+    KNOWN_MODELS,
+    KnownModel,
+    from_hub_or_package,
+    gguf_folder,
+    is_gguf,
+    make_tokenizer,
+    save_tokenizer,
+)
 
 CONTENT = b"GGUF and weights"
 MODEL = KnownModel(
@@ -78,3 +89,37 @@ def test_a_changed_gguf_file_gets_a_folder_of_its_own(tmp_path):
     assert gguf_folder(file, tmp_path) == first
     file.write_bytes(b"22")
     assert gguf_folder(file, tmp_path) != first
+
+
+QUESTIONS = [f"Spell this word backward (example: sun -> nus): {word}" for word in ("cat", "horse", "spell")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(make_tokenizer(QUESTIONS), folder, max_length=64)
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@given(st.text(alphabet=[chr(c) for c in range(32, 127)] + ["\n"], max_size=80))
+def test_decoding_is_lossless_on_printable_text(tokenizer, text):
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_what_all_questions_begin_with_is_one_token_and_answers_are_spelled(tokenizer):
+    tokens = tokenizer.encode(QUESTIONS[2], add_special_tokens=False).tokens
+    assert tokens == ["Spell this word backward (example: sun -> nus): ", "s", "p", "e", "l", "l"]
+    assert tokenizer.encode("word", add_special_tokens=False).tokens == ["w", "o", "r", "d"]
+
+
+def test_words_in_nearly_all_questions_are_one_token():
+    tokenizer = make_tokenizer([f"{n} + {n}, what is the sum?" for n in range(9)])
+    tokens = tokenizer.encode("7 + 7, what is the sum?", add_special_tokens=False).tokens
+    assert tokens == ["7", " ", "+", " ", "7", ",", " what", " is", " the", " sum", "?"]
+
+
+def test_special_tokens_are_one_token(tokenizer):
+    assert tokenizer.encode("<user>hi<assistant>", add_special_tokens=False).tokens == [
+        "<user>", "h", "i", "<assistant>",
+    ]  # fmt: skip

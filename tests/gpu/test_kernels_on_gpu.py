@@ -1,10 +1,12 @@
-"""The kernels of the output layer compute the formula on a GPU, and the learner uses them."""
+"""Fused kernels of the output layer and of the layers compute the formulas on a GPU."""
 
 import pytest
 import torch
 
 from learner.update import head_kernels
+from learner.update.devices import fuse_layers
 from learner.update.target_logp import target_logp
+from tests.integration.learner.tiny_qwen3 import tiny_model
 from tests.oracle.output_layer.kernel_checks import SHAPES, check_all, check_edges
 
 pytestmark = [
@@ -40,3 +42,27 @@ def test_chunks_have_the_values_and_gradients_of_torch(monkeypatch, entropy):
         found.append([*outputs, *torch.autograd.grad(loss, (hidden, weight))])
     for mine, torchs in zip(*found, strict=True):
         torch.testing.assert_close(mine, torchs, rtol=1e-4, atol=1e-3)
+
+
+ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+"""Largest norm of a difference, relative to the norm."""
+
+
+def outputs(dtype, *, fused):
+    """Return log-probabilities and gradients of one row of a tiny model on the GPU."""
+    lm = tiny_model(tied=True, seed=1).to("cuda", dtype)
+    assert not fused or fuse_layers(lm, torch.device("cuda", 0))
+    ids = (torch.arange(120, device="cuda") * 7 % lm.config.vocab_size)[None]
+    logp = torch.log_softmax(lm(input_ids=ids, use_cache=False).logits.float(), -1)
+    picked = logp[0, :-1].gather(-1, ids[0, 1:, None])
+    (picked[:, 0] * torch.linspace(-1, 2, 119, device="cuda")).sum().backward()
+    return {"logp": picked.detach()} | {name: p.grad.float() for name, p in lm.named_parameters()}
+
+
+@pytest.mark.parametrize("dtype", list(ERROR))
+def test_values_and_gradients_are_those_of_transformers(dtype):
+    pytest.importorskip("liger_kernel")
+    plain, fused = outputs(dtype, fused=False), outputs(dtype, fused=True)
+    for name, expected in plain.items():
+        error = (fused[name] - expected).norm() / expected.norm().clamp(min=1e-6)
+        assert error < ERROR[dtype], f"{name} is {float(error):.2%} off"

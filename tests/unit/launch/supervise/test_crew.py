@@ -1,0 +1,232 @@
+"""Roles of one machine get an environment, are started again, survive a full disk, and say that memory is short."""
+
+import errno
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launch import processes
+from launch.processes import Child, role_environment, tail
+from launch.run_file.load import check
+from launch.supervise import crew as crew_module
+from launch.supervise import posts
+from launch.supervise.crew import START_RETRY_S, STATE_FILE, Crew
+from launch.supervise.health import FIRST_DELAY_S, LONGEST_DELAY_S, Patience, RestartBackoff
+from launch.supervise.panel import Panel
+from launch.supervise.posts import Post, crowded, how_it_ended, too_little_memory
+
+
+def run(mode="async", learner=1, generator=1, count=1, **settings):
+    return check(
+        {
+            "run": {"name": "crowd", "mode": mode},
+            "model": {"path": "model"},
+            "env": {"name": "calculator"},
+            "learner": {"threads": learner},
+            "generator": {"threads": generator, "count": count, **settings},
+        },
+        "a test",
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "cores", "expected"),
+    [
+        (run(), 2, False),
+        (run(learner=2), 2, True),
+        (run(learner=2, generator=2), 4, False),
+        (run(generator=2, count=2), 4, True),
+        (run("sync", learner=2, generator=2), 2, False),  # learner and generator take turns
+        (run("sync", generator=2, count=2), 2, True),  # two generators compute at the same time
+        # The generator runs elsewhere.
+        (run(learner=2, generator=2, backend="http", url="http://127.0.0.1:1"), 2, False),
+    ],
+)
+def test_threads_are_counted_where_they_compute_at_a_time(config, cores, expected):
+    assert crowded(config, cores) is expected
+
+
+def test_waiting_threads_sleep_where_cores_are_few(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert role_environment(2, local_model=True, crowded=True)["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert "OMP_WAIT_POLICY" not in role_environment(2, local_model=True)
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="needs a host without the driver's file")
+def test_deepspeed_is_told_of_the_cpu_unless_the_user_names_gpus(monkeypatch):
+    """A learner on GPUs refuses to start with this variable, so it must not come from here."""
+    for chosen, expected in (("", "cpu"), ("0,1", None)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        assert role_environment(2, local_model=True).get("DS_ACCELERATOR") == expected
+
+
+def test_what_the_user_has_set_wins(monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert "OMP_WAIT_POLICY" not in role_environment(2, local_model=True, crowded=True)
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def notes():
+    return []
+
+
+@pytest.fixture
+def spawned(monkeypatch):
+    """Return a record of the fake processes started in place of real ones; while ``full``, none can start."""
+    found = SimpleNamespace(children=[], full=False)
+
+    def spawn(name, command, *, log, env):
+        if found.full:
+            raise FULL
+        process = SimpleNamespace(pid=len(found.children) + 1, returncode=None)
+        process.poll = lambda: process.returncode
+        child = Child(name, command, process, log)
+        found.children.append(child)
+        return child
+
+    monkeypatch.setattr(crew_module, "spawn", spawn)
+    return found
+
+
+@pytest.fixture
+def crew(tmp_path, notes, spawned):
+    settings = {"model": {"path": "none"}, "env": {"name": "calculator"}, "actor": {"count": 1}}
+    crew = Crew(check(settings, "test"), tmp_path / "run", note=notes.append)
+    crew.broker_answered = True
+    return crew
+
+
+def state(crew):
+    return json.loads((crew._folder / STATE_FILE).read_text())["processes"]
+
+
+def test_a_state_that_cannot_be_written_is_written_later(crew, notes):
+    # The folder does not exist yet.
+    crew.start(["broker", "learner"], resume=False)
+    crew.revive(1.0)
+    assert len(notes) == 1
+    assert "offbeat status" in notes[0]
+    crew._folder.mkdir()
+    crew.revive(2.0)
+    assert state(crew)["learner"]["pid"] == 2
+    assert len(notes) == 1
+
+
+def test_a_process_that_cannot_be_started_is_started_later(crew, notes, spawned):
+    crew._folder.mkdir()
+    crew.start(["broker", "generator-0"], resume=False)
+    spawned.children[1].process.returncode, spawned.full = 1, True
+    crew.revive(10.0)
+    crew.revive(10.0 + START_RETRY_S / 2)
+    assert [note for note in notes if "cannot be started" in note] == [
+        "generator-0 cannot be started: [Errno 28] No space left on device; trying again in 2 s"
+    ]
+    spawned.full = False
+    crew.revive(10.1 + START_RETRY_S)
+    assert crew.running("generator-0")
+    assert state(crew)["generator-0"] | {"log": ""} == {
+        "pid": 3, "restarts": 1, "log": "", "last_reason": "generator-0 ended with code 1",
+    }  # fmt: skip
+
+
+def test_a_line_that_cannot_be_written_is_lost(monkeypatch):
+    def full(*_, **__):
+        raise FULL
+
+    panel = Panel()
+    monkeypatch.setattr(panel._console, "print", full)
+    panel.note("something")
+
+
+def test_the_first_restart_comes_at_once_and_delays_double_up_to_the_longest():
+    row, patience = RestartBackoff(), Patience(max_restarts=9, settled_s=60.0)
+    delays = [row.ended("x", lived_s=1.0, now=100.0, patience=patience) - 100.0 for _ in range(9)]
+    assert delays == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert (FIRST_DELAY_S, LONGEST_DELAY_S) == (1.0, 30.0)
+    assert row.ended("x", lived_s=1.0, now=100.0, patience=patience) is None
+    assert row.total == 9, "the end of the row is no restart"
+
+
+def test_a_settled_process_begins_a_new_row_but_all_are_counted():
+    row, patience = RestartBackoff(), Patience(max_restarts=2, settled_s=60.0)
+    for _ in range(5):
+        assert row.ended("x", lived_s=60.0, now=7.0, patience=patience) == 7.0
+    assert (row.in_row, row.total, row.reasons) == (1, 5, ["x"] * 5)
+
+
+def test_no_restarts_may_be_wanted():
+    assert RestartBackoff().ended("x", lived_s=1e9, now=0.0, patience=Patience(max_restarts=0)) is None
+
+
+DESIRED = (
+    "ValueError: Free memory on device cuda:0 (20/80 GiB) is less than desired GPU memory utilization (0.5"
+)
+CACHE = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"
+LONG = "ValueError: 2.0 GiB KV cache is needed, which is larger than the available KV cache memory (1.0 GiB)"
+
+
+@pytest.mark.parametrize(
+    ("role", "line", "cure"),
+    [
+        ("learner", "torch.OutOfMemoryError: CUDA out of memory.", "learner.micro_batch_tokens"),
+        ("learner", "RuntimeError: [enforce fail at alloc_cpu.cpp] can't allocate memory", "zero_stage = 3"),
+        (
+            "learner",
+            "OSError: [Errno 28] No space left on device: '/dev/shm/offbeat-run'",
+            "learner.keep_versions",
+        ),
+        ("generator", "torch.OutOfMemoryError: CUDA out of memory.", "generator.max_num_seqs"),
+        ("generator", DESIRED, "generator.gpu_memory_utilization, or give the engine a GPU of its own"),
+        ("generator", CACHE, "generator.kv_cache_mb"),
+        ("judge", LONG, "generator.max_model_len"),
+    ],
+)
+def test_the_cure_names_the_setting_of_the_role(role, line, cure):
+    log = f"INFO started\n{line}\nTraceback (most recent call last):\nRuntimeError: failed"
+    # An engine ends in a process of its own, and what its generator says of it names no cause.
+    said = too_little_memory(role, "" if role == "learner" else "RuntimeError: engine core failed", log)
+    assert cure in said
+    assert line[:60] in said
+
+
+def test_other_ends_and_the_memory_of_user_code_are_none():
+    assert too_little_memory("learner", "", "RuntimeError: shapes do not match") == ""
+    assert too_little_memory("actor", "", "MemoryError") == ""
+    assert too_little_memory("learner", "OSError: [Errno 28] No space left on device: '/home/runs'", "") == ""
+    logged = "evaluation is repeated: the reward raised MemoryError in rewards.py:3"
+    assert too_little_memory("learner", "LinkDown: no answer from the broker", logged) == ""
+    assert too_little_memory("learner", "every episode fails: MemoryError in rewards.py:3", logged) == ""
+
+
+def test_what_an_earlier_process_wrote_does_not_count(tmp_path):
+    log = tmp_path / "learner.log"
+    log.write_text("torch.OutOfMemoryError\n")
+    begin = log.stat().st_size
+    with open(log, "a") as more:
+        more.write("fine\n")
+    assert tail(log, begin=begin) == "fine"
+    child = Child("learner", [], subprocess.Popen([sys.executable, "-c", ""]), log, begin)
+    child.process.wait()
+    assert child.own_tail(60) == "fine"
+
+
+@pytest.mark.parametrize(("kills", "said"), [(3, False), (4, True)])
+def test_a_kill_by_a_kernel_without_memory_is_named(tmp_path, monkeypatch, kills, said):
+    killed = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    monkeypatch.setattr(posts, "oom_kills", lambda: kills)
+    post = Post("generator-0", 1, child=Child("generator-0", [], killed, tmp_path / "log", oom_kills=3))
+    assert ("the host ran out of memory" in how_it_ended(post, tmp_path)) is said
+
+
+def test_the_kernel_counts_its_kills():
+    assert processes.oom_kills() >= 0
