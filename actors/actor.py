@@ -284,7 +284,9 @@ def run_actor(
     # This handler works until the event loop installs its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     sys.setswitchinterval(SWITCH_S)
-    renderer = Renderer(Path(model), template_args, special_in_messages=special_in_messages)
+    renderer = Renderer(
+        Path(model), template_args, special_in_messages=special_in_messages, remark=log.warning
+    )
 
     def make() -> Suite:
         return make_suite(env.name, env.params)

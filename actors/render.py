@@ -8,7 +8,7 @@ to n.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +36,8 @@ class Renderer:
         template_args: further variables of the template, such as ``enable_thinking``.
         special_in_messages: let the texts of special tokens in the messages of an environment become these tokens.
             Otherwise they stay text, so that a prompt or a tool's result cannot pretend to be another turn.
+        remark: is told once, of the first prompt with tools that the model cannot know or whose calls nobody reads;
+            `offbeat check` looks at this before a run, but an actor may be started without it.
 
     Raises:
         TemplateUnusable: a file or the end token is missing, or the template does not compile.
@@ -47,7 +49,9 @@ class Renderer:
         template_args: Mapping[str, Any] | None = None,
         *,
         special_in_messages: bool = False,
+        remark: Callable[[str], None] | None = None,
     ) -> None:
+        self._remark = remark
         self._folder = Path(folder)
         try:
             self._tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
@@ -79,7 +83,25 @@ class Renderer:
     def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> list[int]:
         """Return the token ids of the first observation, up to where the policy's first action begins."""
         schemas = [self._cut_all(tool) for tool in tools]
-        return self.encode(self.text(self._as_text(messages), schemas, add_generation_prompt=True))
+        text = self.text(self._as_text(messages), schemas, add_generation_prompt=True)
+        if schemas and self._remark is not None:
+            self._remark_on_tools([schema["function"]["name"] for schema in schemas], text, self._remark)
+        return self.encode(text)
+
+    def _remark_on_tools(self, names: Sequence[str], prompt: str, remark: Callable[[str], None]) -> None:
+        """Tell once if a prompt does not name its tools, or if nobody reads their calls."""
+        if not any(name in prompt for name in names):
+            why = (
+                "the chat template leaves them out, and no message names them, so the model cannot know them"
+            )
+        elif self.calls.reader == "nobody":
+            why = (
+                f"nobody reads the calls that the chat template writes, which begin with {self.calls.mark!r}"
+            )
+        else:
+            return
+        self._remark = None
+        remark(f"a prompt has tools, for example {names[0]!r}, but {why}; offbeat check says what helps")
 
     def observation(
         self, messages: Sequence[ChatMessage], sampled: Sequence[int], tools: Sequence[ToolSchema] = ()

@@ -227,6 +227,20 @@ def test_tools_and_arguments_reach_the_template(tmp_path):
         Renderer(folder, {"tools": []})
 
 
+def test_tools_that_a_prompt_does_not_name_are_told_once_where_no_check_was_made(tmp_path):
+    said, tools = [], [{"type": "function", "function": {"name": "add"}}]
+    renderer = Renderer(chatml_folder(tmp_path, CHATML), remark=said.append)
+    renderer.prompt(TALK[:1])
+    renderer.prompt([{"role": "user", "content": "Call add for 4 + 3."}], tools)
+    assert said == []
+    for _ in range(2):
+        renderer.prompt(TALK[:1], tools)
+    assert said == [
+        "a prompt has tools, for example 'add', but the chat template leaves them out, and no message names them, so "
+        "the model cannot know them; offbeat check says what helps"
+    ]
+
+
 def test_special_tokens_inside_an_answer_are_kept_if_asked(chatml):
     ids = chatml.encode("a<|im_start|>b")
     assert chatml.decode(ids) == "ab"
