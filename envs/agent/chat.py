@@ -7,14 +7,13 @@ was demanded are counted.
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.agent.message_tree import text_of
 from envs.base import ChatMessage, ToolSchema, TurnFacts
 from envs.calls import final_text, read_answer, thought_of, without_thought
 from envs.errors import EnvError
+from envs.messages import message_of
 
 RECORDED = ("temperature", "top_p", "top_k", "seed", "tool_choice")
 """Settings that the trajectory's info tells, and that nobody obeys."""
@@ -200,36 +199,6 @@ def tool_of(tool: Mapping[str, Any], function: Any) -> ToolSchema:
     if not isinstance(made.get("parameters", {}), Mapping):
         raise EnvError(f"the parameters of tool {made['name']!r} are no object: {made['parameters']!r:.200}")
     return {"type": "function", "function": made}
-
-
-def message_of(message: Any) -> ChatMessage:
-    """Return a message of a request as environments write it: a text as content, arguments of calls as values.
-
-    Raises:
-        EnvError: it has no role, or a part that is not text.
-
-    Example:
-        >>> message_of({"role": "developer", "content": [{"type": "text", "text": "Be brief."}], "name": None})
-        {'role': 'system', 'content': 'Be brief.'}
-    """
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise EnvError(f"a message has no role: {message!r:.200}")
-    role = "system" if message["role"] == "developer" else message["role"]
-    made: ChatMessage = {"role": role, "content": text_of(message.get("content"))}
-    if calls := message.get("tool_calls"):
-        made["tool_calls"] = [_call_with_values(call) for call in calls]
-    for key in ("tool_call_id", "name"):
-        if isinstance(message.get(key), str):
-            made[key] = message[key]
-    return made
-
-
-def _call_with_values(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call.get("function") or {})
-    # Chat templates write arguments as JSON, so they need the values. What is not JSON stays a text.
-    with suppress(TypeError, ValueError, RecursionError):
-        function["arguments"] = json.loads(function.get("arguments") or "{}")
-    return {"id": call.get("id"), "type": "function", "function": function}
 
 
 def make_reply(answer: str, request: ChatRequest, turn: int, facts: TurnFacts) -> Reply:

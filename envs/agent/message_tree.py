@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Generic, Literal, TypeVar
 
-from envs.errors import EnvError
+from envs.messages import text_of
 
 Canonical = tuple[str, str, tuple[tuple[str, str], ...]]
 """Role, text, and the name and arguments of each tool call."""
@@ -32,26 +32,6 @@ def canonical(message: Mapping[str, Any]) -> Canonical:
         text_of(message.get("content")).strip(),
         tuple((str(f.get("name", "")), _arguments(f.get("arguments"))) for f in functions),
     )
-
-
-def text_of(content: Any) -> str:
-    """Return the text of a message's content: a text, null, or a list of text parts.
-
-    Raises:
-        EnvError: a part is not text.
-
-    Example:
-        >>> text_of(None), text_of([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
-        ('', 'ab')
-    """
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = content if isinstance(content, list) else [content]
-    for part in parts:
-        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-            kind = part.get("type", "?") if isinstance(part, Mapping) else type(part).__name__
-            raise EnvError(f"a message has a part of type {kind!r}; the policy reads text only")
-    return "".join(part["text"] for part in parts)
 
 
 def _arguments(arguments: Any) -> str:

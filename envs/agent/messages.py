@@ -17,13 +17,12 @@ from envs.agent.chat import (
     fields_ignored,
     fields_of,
     limit_in,
-    message_of,
     settings_in,
     tool_of,
 )
-from envs.agent.message_tree import text_of
 from envs.base import ChatMessage, ToolSchema
 from envs.errors import EnvError
+from envs.messages import message_of, text_of
 
 BILLING = "x-anthropic-billing-header"
 """Beginning of a system text that differs with each request; it is a header for Anthropic's own servers."""

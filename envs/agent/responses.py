@@ -16,13 +16,12 @@ from envs.agent.chat import (
     fields_of,
     functions_in,
     limit_in,
-    message_of,
     settings_in,
     tool_of,
 )
-from envs.agent.message_tree import text_of
 from envs.base import ChatMessage
 from envs.errors import EnvError
+from envs.messages import message_of, text_of
 
 
 def parse_responses_request(body: bytes) -> ChatRequest:

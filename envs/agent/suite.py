@@ -19,6 +19,7 @@ from envs.agent.episode import AgentEpisode, AgentRules
 from envs.agent.message_tree import Trained
 from envs.base import ChatMessage, Env, Split, SuiteFacts
 from envs.errors import EnvError
+from envs.messages import message_of
 from envs.reasoning_gym_suite import task_of
 from envs.rows.reading import DataRow, divided, key_of, of_task, read_rows
 from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file, load_callable
@@ -297,7 +298,10 @@ class AgentSuite:
         messages = self._row(index, split).values.get("messages")
         if not isinstance(messages, list) or not messages:
             raise LookupError("a row of an agent has a demonstration only if it has the column `messages`")
-        return messages
+        try:
+            return [message_of(message, whole=True) for message in messages]
+        except EnvError as error:
+            raise EnvError(f"{self._row(index, split).place}: column 'messages': {error}") from None
 
     def facts(self) -> SuiteFacts:
         """Return the number of held-out rows, and the port of the endpoint. An agent writes its prompts itself."""

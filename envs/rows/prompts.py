@@ -1,11 +1,14 @@
 """Makes the first messages of a task from a row."""
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from string import Formatter
-from typing import Any, cast
+from typing import Any
 
 from envs.base import ChatMessage
 from envs.errors import EnvError
+from envs.messages import message_of, text_of
 from envs.rows.reading import DataRow
 from envs.user_code import nearest
 
@@ -91,10 +94,18 @@ def solution_of(row: DataRow) -> str:
     for column in ANSWERS:
         value = row.values.get(column)
         if isinstance(value, list) and value and isinstance(value[-1], Mapping):
-            value = value[-1].get("content")
+            value = _last_text(value[-1])
         if isinstance(value, str | int | float) and str(value):
             return str(value)
     raise LookupError(f"{row.place} has no solution in a column {' or '.join(map(repr, ANSWERS))}")
+
+
+def _last_text(message: Mapping[str, Any]) -> str:
+    """Return the text of a message; "" if it has a part that is not text."""
+    try:
+        return text_of(message.get("content"))
+    except EnvError:
+        return ""
 
 
 def hints_of(row: DataRow, column: str) -> tuple[str, ...]:
@@ -108,7 +119,7 @@ def hints_of(row: DataRow, column: str) -> tuple[str, ...]:
         (('carry the 1',), ())
     """
     value = row.values.get(column)
-    if value is None or value == "":
+    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
         return ()
     texts = [str(value)] if isinstance(value, str | int | float) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
@@ -153,11 +164,12 @@ def _parsed(template: str) -> list[tuple[str, str | None]]:
 
 def _text(row: DataRow, column: str) -> str:
     value = row.values.get(column)
-    if value is None:
+    # Tables write NaN where there is no value, and whole numbers with a point where a column has such a gap.
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         raise EnvError(
             f"{row.place}: no value for {column!r}, which the prompt needs; add it or delete the row"
         )
-    return str(value)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _not_empty(row: DataRow, text: str) -> str:
@@ -182,20 +194,30 @@ def _checked(row: DataRow, column: str, messages: list[Any]) -> list[ChatMessage
     where = f"{row.place}: {column!r}"
     if not messages:
         raise EnvError(f"{row.place}: the prompt is empty; add a message or delete the row")
+    made: list[ChatMessage] = []
     for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+        if not isinstance(message, dict) or not (
+            message.get("content") is not None or message.get("tool_calls")
+        ):
             raise EnvError(
                 f'{where}: message {number} is {message!r:.60}; write {{"role": "user", "content": TEXT}}'
             )
-        if message.get("role") not in ROLES:
+        try:
+            read = message_of(message, whole=True)
+        except EnvError as error:
+            raise EnvError(f"{where}: message {number}: {error}") from None
+        if read["role"] not in ROLES:
             raise EnvError(
                 f"{where}: message {number} has the role {message.get('role')!r}; use one of {', '.join(ROLES)}"
             )
-        _check_characters(row, message["content"])
+        _check_characters(row, read["content"])
+        _check_characters(row, json.dumps(read, ensure_ascii=False, default=str))
+        made.append(read)
+    messages = made
     if messages[-1]["role"] == "assistant":
         raise EnvError(
             f"{where}: the last message is the assistant's, which is the answer; the prompt ends before it"
         )
     if not any(message["content"].strip() for message in messages):
         raise EnvError(f"{row.place}: the prompt is empty; add a text or delete the row")
-    return cast(list[ChatMessage], messages)
+    return made

@@ -5,6 +5,7 @@ are equal in every process.
 """
 
 import csv
+import glob
 import gzip
 import json
 import re
@@ -16,11 +17,14 @@ from typing import Any, TextIO, TypeVar
 
 from envs.base import Split
 from envs.errors import EnvError
+from envs.messages import without_nulls
 from envs.user_code import nearest, shown
 
 HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?(?::([\w.-]+))?")
 """Name of a data set on the hub: NAME/NAME, NAME/NAME:SPLIT or NAME/NAME:CONFIG:SPLIT."""
 INSTALL = "pip install datasets"
+LONGEST_VALUE = 1 << 24
+"""Most characters of a value in a CSV file."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ def read_rows(name: str, param: str) -> list[DataRow]:
         EnvError: there is no such file, it has no rows, or a line is not a row; the text has file and line.
     """
     path = Path(name)
-    reader = next((read for ending, read in READERS.items() if name.endswith(ending)), None)
+    reader = next((read for ending, read in READERS.items() if name.lower().endswith(ending)), None)
     if reader is None:
         hub = HUB_NAME.fullmatch(name)
         if hub is None or path.exists():
@@ -89,7 +93,7 @@ def _jsonl(path: Path) -> Iterator[DataRow]:
             place = f"{name}:{number}"
             try:
                 value = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise EnvError(f"{place}: not JSON ({error}); write one object on each line") from None
             yield _object(place, value)
 
@@ -97,24 +101,29 @@ def _jsonl(path: Path) -> Iterator[DataRow]:
 def _json(path: Path) -> Iterator[DataRow]:
     name = shown(str(path))
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        with _opened(path) as file:
+            value = json.load(file)
     except UnicodeDecodeError:
         raise
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 1)
         raise EnvError(
             f"{name}:{line}: not JSON ({error}); one object on each line is the format of .jsonl"
         ) from None
+    if isinstance(value, dict) and list(value) == ["data"]:
+        value = value["data"]
     if not isinstance(value, list):
         raise EnvError(f"{name}: expected a list of objects, found {_kind(value)}")
     for number, item in enumerate(value, 1):
         yield _object(f"{name}: row {number}", item)
 
 
-def _csv(path: Path) -> Iterator[DataRow]:
+def _csv(path: Path, separator: str = ",") -> Iterator[DataRow]:
     name = shown(str(path))
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
+    # The module's own limit of 131,072 characters is for all its readers in this process; no row is that of a stranger.
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_VALUE))
+    with _opened(path, newline="") as file:
+        reader = csv.DictReader(file, strict=True, delimiter=separator)
         names = list(reader.fieldnames or [])
         if twice := [name for name in names if names.count(name) > 1]:
             raise EnvError(f"{name}:1: two columns are called {twice[0]!r}; rename one")
@@ -131,9 +140,15 @@ def _csv(path: Path) -> Iterator[DataRow]:
 
 
 def _parquet(path: Path) -> Iterator[DataRow]:
-    table = _datasets(str(path)).load_dataset("parquet", data_files=str(path), split="train")
     name = shown(str(path))
-    return (DataRow(f"{name}: row {number}", dict(values)) for number, values in enumerate(table, 1))
+    package = _datasets(str(path))
+    try:
+        # The package takes the name for a pattern.
+        table = package.load_dataset("parquet", data_files=glob.escape(str(path)), split="train")
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        raise EnvError(f"{name}: cannot be read as parquet ({type(error).__name__}: {said})") from None
+    return (DataRow(f"{name}: row {number}", _of_table(values)) for number, values in enumerate(table, 1))
 
 
 def _hub(name: str, repository: str, first: str | None, second: str | None) -> Iterator[DataRow]:
@@ -146,7 +161,17 @@ def _hub(name: str, repository: str, first: str | None, second: str | None) -> I
             f"the hub gives no data set {name!r} ({' '.join(str(error).split())[:300]}); it is written "
             "NAME/NAME:SPLIT or NAME/NAME:CONFIG:SPLIT"
         ) from None
-    return (DataRow(f"{name}: row {number}", dict(values)) for number, values in enumerate(table, 1))
+    return (DataRow(f"{name}: row {number}", _of_table(values)) for number, values in enumerate(table, 1))
+
+
+def _of_table(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a table's row. A table gives each message the keys of all, so those without a value go."""
+    return {
+        column: without_nulls(value)
+        if isinstance(value, list) and value and all(isinstance(m, Mapping) and "role" in m for m in value)
+        else value
+        for column, value in values.items()
+    }
 
 
 def _datasets(name: str) -> Any:
@@ -157,10 +182,14 @@ def _datasets(name: str) -> Any:
     return datasets
 
 
-def _opened(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig")
-    return open(path, encoding="utf-8-sig")
+def _tsv(path: Path) -> Iterator[DataRow]:
+    return _csv(path, "\t")
+
+
+def _opened(path: Path, newline: str | None = None) -> TextIO:
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline=newline)
+    return open(path, encoding="utf-8-sig", newline=newline)
 
 
 def _object(place: str, value: Any) -> DataRow:
@@ -188,6 +217,10 @@ READERS: dict[str, Callable[[Path], Iterator[DataRow]]] = {
     ".json": _json,
     ".csv": _csv,
     ".parquet": _parquet,
+    ".ndjson": _jsonl,
+    ".ndjson.gz": _jsonl,
+    ".json.gz": _json,
+    ".tsv": _tsv,
 }
 """Function that reads a file, by the ending of its name."""
 

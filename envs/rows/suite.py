@@ -118,6 +118,7 @@ class RowsSuite:
         self._correct = _deciding_reward(correct, [function.name for function in self._functions])
         if isinstance(heldout, str):
             check_columns(self._functions, self.columns["heldout"], shown_name(heldout))
+        self._remarks += _unequal_answers([row for own in self._rows.values() for row in own], self._maker)
         self._newest = -1
 
     @staticmethod
@@ -269,6 +270,26 @@ class RowsSuite:
         await close_judges(self._functions)
         if self._processes is not None:
             await self._processes.close()
+
+
+def _unequal_answers(rows: Sequence[DataRow], maker: PromptMaker) -> list[str]:
+    """Return a remark if rows have equal prompts and different solutions: one rewards what the other does not."""
+    first: dict[str, tuple[str, str]] = {}
+    unequal: list[tuple[str, str]] = []
+    for row in rows:
+        try:
+            solution = solution_of(row)
+            place, other = first.setdefault(key_of(maker.raw(row)), (row.place, solution))
+        except (LookupError, EnvError):
+            continue
+        if other != solution:
+            unequal.append((place, row.place))
+    if not unequal:
+        return []
+    one, two = unequal[0]
+    return [
+        f"{len(unequal)} rows have the prompt of another row and another answer, the first at {one} and {two}"
+    ]
 
 
 def _beside(reward: Any, folder: Path) -> Any:

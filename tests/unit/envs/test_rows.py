@@ -346,3 +346,100 @@ def test_hints_that_are_none_are_refused_with_their_place(here):
     assert refusal(hint="steps").startswith(
         "train.jsonl:2: 'steps' is {'one': 1}; it has to be a text, or a list"
     )
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "w", "arguments": '{"c": "Oslo"}'}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "read"),
+    [
+        (
+            [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": [CALL]},
+             {"role": "tool", "tool_call_id": "c1", "content": "rain"}],
+            [{"role": "user", "content": "?"},
+             {"role": "assistant", "content": "", "tool_calls": [
+                 {"id": "c1", "type": "function", "function": {"name": "w", "arguments": {"c": "Oslo"}}}]},
+             {"role": "tool", "content": "rain", "tool_call_id": "c1"}],
+        ),
+        ([{"role": "user", "content": "?", "name": None, "tool_calls": None}], [{"role": "user", "content": "?"}]),
+        ([{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+          {"role": "user", "content": "?"}], [{"role": "system", "content": "ab"}, {"role": "user", "content": "?"}]),
+        ([{"role": "assistant", "content": "a", "reasoning_content": "hm"}, {"role": "user", "content": "?"}],
+         [{"role": "assistant", "content": "a", "reasoning_content": "hm"}, {"role": "user", "content": "?"}]),
+    ],
+)  # fmt: skip
+def test_messages_of_a_row_are_those_that_an_agent_could_send(here, messages, read):
+    """Rows and agents have one reader of messages: what one takes, the other takes, and both read the same."""
+    from envs.agent.chat import parse_request
+
+    write(here / "train.jsonl", [{"prompt": messages, "answer": "1"}])
+    assert played(suite(heldout=0.0), "1")[0] == read
+    asked = parse_request(json.dumps({"messages": messages}).encode()).messages
+    assert asked == [{k: v for k, v in m.items() if k != "reasoning_content"} for m in read]
+
+
+def test_nulls_that_a_table_fills_into_messages_are_left_out(here, monkeypatch):
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "w", "arguments": {"c": "Oslo", "unit": None}},
+    }
+    filled = {"role": "assistant", "content": "a", "name": None, "tool_calls": [call]}
+    table = [{"prompt": [filled, {"role": "user", "content": "?", "tool_calls": None}], "answer": None}]
+    module = SimpleNamespace(load_dataset=lambda *_, **__: table)
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    (here / "t.parquet").write_bytes(b"PAR1")
+    (here / "rewards.py").write_text("def exact(answer, row):\n    return float(row['answer'] is None)\n")
+    messages, result = played(suite(train="t.parquet", heldout=0.0), "")
+    assert messages[0]["tool_calls"][0]["function"]["arguments"] == {"c": "Oslo"}
+    assert [list(message) for message in messages] == [["role", "content", "tool_calls"], ["role", "content"]]
+    assert result.rewards == {"exact": 1.0}, "the columns of a row keep theirs"
+
+
+def test_a_parquet_file_with_brackets_in_its_name_is_no_pattern(here, monkeypatch):
+    import glob
+
+    def load_dataset(kind, *, data_files, split):
+        assert glob.glob(data_files) == [str(here / "t[1].parquet")]
+        return SUMS
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    (here / "t[1].parquet").write_bytes(b"PAR1")
+    assert suite(train=str(here / "t[1].parquet")).facts().heldout_tasks
+
+    def fail(*_, **__):
+        raise ValueError("no data files")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=fail))
+    assert "cannot be read as parquet (ValueError: no data files)" in refusal(train="t[1].parquet")
+
+
+def test_numbers_of_a_table_are_written_as_people_write_them(here):
+    (here / "train.jsonl").write_text(
+        '{"q": 3.0, "r": 2.5, "answer": "1"}\n{"q": NaN, "r": 1, "answer": "1"}\n'
+    )
+    assert "train.jsonl:2: no value for 'q'" in refusal(prompt="{q} + {r}", heldout=0.0)
+    (here / "train.jsonl").write_text('{"q": 3.0, "r": 2.5, "answer": "1"}\n')
+    assert played(suite(prompt="{q} + {r}", heldout=0.0), "")[0][0]["content"] == "3 + 2.5"
+
+
+@pytest.mark.parametrize("name", ["t.ndjson", "t.tsv", "t.json.gz", "T.JSONL", "t.data.json"])
+def test_more_endings_are_read(here, name):
+    lines = "".join(json.dumps(row) + "\n" for row in SUMS).encode()
+    content = {
+        "t.ndjson": lines,
+        "T.JSONL": lines,
+        "t.tsv": b"prompt\tanswer\n" + b"".join(f"{r['prompt']}\t{r['answer']}\n".encode() for r in SUMS),
+        "t.json.gz": gzip.compress(json.dumps(SUMS).encode()),
+        "t.data.json": json.dumps({"data": SUMS}).encode(),
+    }[name]
+    (here / name).write_bytes(content)
+    assert suite(train=name).facts().heldout_tasks == suite().facts().heldout_tasks
+
+
+def test_a_long_value_of_a_csv_file_is_read_and_depth_names_the_line(here):
+    (here / "t.csv").write_text('prompt,answer\na,1\n"' + "x" * 200_000 + '",2\n')
+    assert suite(train="t.csv", heldout=0.0).facts().longest_tasks[0][2] == "t.csv:3"
+    (here / "train.jsonl").write_text('{"prompt": "a", "answer": "1"}\n' + '{"a":' * 100_000 + "\n")
+    assert refusal().startswith("train.jsonl:2: not JSON (")
