@@ -8,6 +8,7 @@ import asyncio
 import concurrent.futures
 import inspect
 import json
+import operator
 import re
 import sys
 import threading
@@ -256,6 +257,8 @@ def _turns(loop: asyncio.AbstractEventLoop) -> bool:
     return turned.wait(TURN_S)
 
 
+MOST_SCHEMAS = 100
+"""Schemas inside each other that a value is held to. A schema may refer to itself without end."""
 NOT_TOOLS = frozenset({"reset", "get_reward", "close"})
 """Public methods of a class of tools that the model cannot call."""
 
@@ -346,6 +349,8 @@ def answer(call: Call, tools: Mapping[str, Tool]) -> CallOutcome:
         return CallOutcome(
             f"Error: there is no tool {call.name!r}; the tools are: {', '.join(tools)}", failed=True
         )
+    if why := misfit(call.arguments, tool.schema["function"].get("parameters")):
+        return CallOutcome(_clean(f"Error: {why}"), failed=True)
     try:
         return CallOutcome(as_text(tool.run(call.arguments)))
     except EnvError:
@@ -354,6 +359,120 @@ def answer(call: Call, tools: Mapping[str, Tool]) -> CallOutcome:
         return CallOutcome(f"Error: {_clean(str(error))}", failed=True)
     except Exception as error:
         return CallOutcome(_clean(f"Error: {type(error).__name__}: {error}"), failed=True)
+
+
+def misfit(value: Any, schema: Any, place: str = "", root: Any = None, depth: int = 0) -> str:
+    """Return why a value does not fit a JSON schema, in words for the model; "" if it fits.
+
+    The words of JSON Schema that tools use are read: types, enums, properties, items, bounds, alternatives and
+    references inside the schema. Patterns and formats are not: a pattern could take any time.
+
+    Args:
+        place: where the value stands, for the text.
+        root: the schema that references are relative to; None: this one.
+
+    Example:
+        >>> add = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+        >>> misfit({"a": 1}, add), misfit({"a": "1"}, add), misfit({}, add)
+        ('', "'a' is '1', and not of type integer", "missing a required argument: 'a'")
+    """
+    root = schema if root is None else root
+    if schema is False:
+        return f"{place or 'this'} must not be given"
+    if not isinstance(schema, Mapping) or depth > MOST_SCHEMAS:
+        return ""
+    if isinstance(reference := schema.get("$ref"), str):
+        return misfit(value, _referred(reference, root), place, root, depth + 1)
+    shown = f"{place or 'the value'} is {value!r:.60}"
+    types = schema.get("type")
+    types = [types] if isinstance(types, str) else types if isinstance(types, list) else []
+    if types and not any(_is_of(value, kind) for kind in types):
+        return f"{shown}, and not of type {' or '.join(map(str, types))}"
+    if "const" in schema and not _same(value, schema["const"]):
+        return f"{shown}, and not {schema['const']!r}"
+    if isinstance(choices := schema.get("enum"), list) and not any(_same(value, one) for one in choices):
+        return f"{shown}, and none of {', '.join(map(repr, choices)):.200}"
+    for word in ("anyOf", "oneOf"):
+        parts = schema.get(word)
+        if isinstance(parts, list) and parts:
+            whys = [misfit(value, part, place, root, depth + 1) for part in parts]
+            if all(whys):
+                return " or ".join(dict.fromkeys(whys))
+    for part in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+        if why := misfit(value, part, place, root, depth + 1):
+            return why
+    return _out_of_bounds(value, schema, shown) or _part_misfit(value, schema, place, root, depth)
+
+
+def _part_misfit(value: Any, schema: Mapping[str, Any], place: str, root: Any, depth: int) -> str:
+    """Return why a part of a map or a list does not fit."""
+    if isinstance(value, dict):
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, Mapping) else {}
+        required = schema.get("required")
+        for name in required if isinstance(required, list) else ():
+            if name not in value:
+                return f"missing a required argument: {_inside(place, name)}"
+        others = schema.get("additionalProperties", True)
+        for name, part in value.items():
+            if name not in properties and others is False:
+                known = f"; the names are {', '.join(map(str, properties))}" if properties else ""
+                return f"{_inside(place, name)} is unknown{known}"
+            if why := misfit(part, properties.get(name, others), _inside(place, name), root, depth + 1):
+                return why
+    if isinstance(value, list):
+        for number, part in enumerate(value):
+            if why := misfit(part, schema.get("items", True), _inside(place, number), root, depth + 1):
+                return why
+    return ""
+
+
+def _inside(place: str, name: Any) -> str:
+    """Return the place of a part: a name at first, and what leads to it from there."""
+    return f"{place}[{name!r}]" if place else repr(name)
+
+
+def _out_of_bounds(value: Any, schema: Mapping[str, Any], shown: str) -> str:
+    if _is_of(value, "number"):
+        amount, words = value, ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+    elif isinstance(value, str):
+        amount, words = len(value), ("minLength", "maxLength", "", "")
+    elif isinstance(value, list):
+        amount, words = len(value), ("minItems", "maxItems", "", "")
+    else:
+        return ""
+    tests = (operator.lt, operator.gt, operator.le, operator.ge)
+    for word, is_outside in zip(words, tests, strict=True):
+        bound = schema.get(word)
+        if _is_of(bound, "number") and is_outside(amount, bound):
+            return f"{shown}, outside of its bound {bound}"
+    return ""
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Return whether a value has a type of JSON Schema; of an unknown type, any value has it."""
+    match kind:
+        case "integer":
+            return not isinstance(value, bool) and (
+                isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+            )
+        case "number":
+            return isinstance(value, int | float) and not isinstance(value, bool)
+    kinds = {"string": str, "boolean": bool, "object": dict, "array": list, "null": type(None)}
+    return isinstance(value, kinds[kind]) if kind in kinds else True
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two values of JSON are equal; true is not 1."""
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _referred(reference: str, root: Any) -> Any:
+    """Return the schema that a reference inside a schema names; one that everything fits if there is none."""
+    found = root
+    for step in reference.removeprefix("#").strip("/").split("/") if reference not in ("#", "#/") else ():
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return True if found is None or not reference.startswith("#") else found
 
 
 def as_text(result: Any) -> str:

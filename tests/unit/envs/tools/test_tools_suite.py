@@ -132,7 +132,7 @@ def test_all_calls_of_a_turn_are_answered_in_one_observation(made):
         (call("add", n=1), "Error: missing a required argument: 'number'"),
         (call("_hidden"), "Error: there is no tool '_hidden'; the tools are: add, double, fail"),
         (call("get_reward"), "Error: there is no tool 'get_reward'; the tools are: add, double, fail"),
-        (call("add", number="x"), "Error: TypeError: unsupported operand type(s) for +=: 'int' and 'str'"),
+        (call("add", number="x"), "Error: 'number' is 'x', and not of type integer"),
         (call("fail"), "Error: ValueError: no ? luck"),
         ("<tool_call>{</tool_call>", "Error: the call is not JSON: "),
     ],
