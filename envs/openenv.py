@@ -18,7 +18,7 @@ from envs.gym.suite import ROLES, filled, written
 from envs.reasoning_gym_suite import opening, task_of
 from envs.user_code import code_files, load_callable, with_code_beside
 
-MESSAGE_BYTES = 64 * 2**20
+MESSAGE_BYTES = 16 * 2**20
 """Largest message of a server."""
 RETRY_S = 0.5
 """Time between two attempts to get a session."""
@@ -143,7 +143,7 @@ def observed(text: str) -> Observed:
             number = None if reward is None else float(reward)
             return Observed(dict(data["observation"]), number, bool(data.get("done")))
         why, code = str(data["message"]), str(data.get("code"))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise EnvError(f"a message of the OpenEnv server cannot be read ({error!r}): {text:.200}") from None
     if code == REFUSED:
         raise ActionRefused(f"{why} {data.get('errors') or ''}".strip())

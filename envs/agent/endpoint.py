@@ -110,8 +110,12 @@ def in_messages_form(handle: Handler) -> Handler:
     return handler
 
 
-BODY_BYTES = 64 * 2**20
-"""Largest body of a request."""
+BODY_BYTES = 16 * 2**20
+"""Largest body of a request: four bytes a token for contexts of four million. A larger one gets the status 413."""
+MOST_VALUES = 500_000
+"""Values of JSON that a body may have. Each of them costs some hundred bytes once it is read."""
+INLINE_BYTES = 256 * 1024
+"""Bodies above this size are read in a thread, beside the requests of other agents."""
 SHUTDOWN_S = 2.0
 """Time that running requests get when the endpoint ends."""
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -222,7 +226,7 @@ class Endpoint:
     async def _reward(self, request: web.Request) -> web.Response:
         session = self._session(request)
         try:
-            session.report(json.loads(await request.read()))
+            session.report(json.loads(await _body(request)))
         except (EnvError, ValueError, OverflowError, RecursionError) as error:
             raise _error(web.HTTPBadRequest, str(error)) from None
         return web.json_response({})
@@ -242,10 +246,14 @@ class Endpoint:
 
     async def _answered(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
-        body = await request.read()
+        body = await _body(request)
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
         try:
-            parsed = _parsed(dialect, body)
+            parsed = (
+                _parsed(dialect, body)
+                if len(body) <= INLINE_BYTES
+                else await asyncio.to_thread(_parsed, dialect, body)
+            )
         except EnvError as error:
             self.counts.refused += 1
             raise _refusal(error) from None
@@ -280,6 +288,20 @@ class Endpoint:
         return stream
 
 
+async def _body(request: web.Request) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        HTTPUnsupportedMediaType: it is compressed. A few bytes could stand for very many.
+        HTTPRequestEntityTooLarge: it has more than `BODY_BYTES`.
+    """
+    if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+        raise _error(web.HTTPUnsupportedMediaType, "the body is compressed; send it as it is")
+    if (request.content_length or 0) > BODY_BYTES:
+        raise web.HTTPRequestEntityTooLarge(BODY_BYTES, request.content_length or 0)
+    return await request.read()
+
+
 async def _opened(request: web.Request) -> web.StreamResponse:
     """Begin a stream of events."""
     stream = web.StreamResponse(
@@ -300,6 +322,8 @@ def _parsed(dialect: Dialect, body: bytes) -> ChatRequest:
     Raises:
         EnvError: it cannot be read. Clients repeat a status of 500, so whatever goes wrong here is the request's fault.
     """
+    if sum(body.count(sign) for sign in (b",", b"[", b"{", b":")) > MOST_VALUES:
+        raise EnvError(f"the body has more than {MOST_VALUES} values")
     try:
         return dialect.parse(body)
     except (TypeError, AttributeError, ValueError, LookupError, RecursionError) as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import math
 import secrets
 import time
 from collections import deque
@@ -297,4 +298,10 @@ def rewards_of(value: Any) -> dict[str, float]:
     table = value if isinstance(value, dict) else {"reward": value}
     if not table or not all(isinstance(n, str) and isinstance(v, int | float) for n, v in table.items()):
         raise EnvError(f"the agent's reward is {value!r:.200}; give a number, or a table of numbers by name")
-    return {name: float(number) for name, number in table.items()}
+    try:
+        rewards = {name: float(number) for name, number in table.items()}
+    except OverflowError:
+        rewards = {"": math.inf}
+    if not all(math.isfinite(reward) for reward in rewards.values()):
+        raise EnvError(f"the agent's reward is {value!r:.200}; a reward is a finite number")
+    return rewards

@@ -13,7 +13,7 @@ from envs.base import StepResult, SuiteFacts, TurnFacts
 from envs.errors import EnvError, RemoteFailed, ServerLost, ServiceFailed
 from envs.user_code import place_of_error
 
-BODY_BYTES = 64 * 2**20
+BODY_BYTES = 16 * 2**20
 """Largest body of a request or an answer."""
 PROTOCOL = 1
 """Version of these bodies. A client refuses a server of another one."""
@@ -104,6 +104,11 @@ def result_of(body: Mapping[str, Any]) -> StepResult:
     for key, kind in kinds.items():
         if not isinstance(body.get(key), kind):
             raise EnvError(f"the server's answer to a step has no valid {key!r}: {body.get(key)!r:.200}")
+    earlier = body.get("earlier") or {}
+    if not isinstance(earlier, dict) or not all(str(number).isdecimal() for number in earlier):
+        raise EnvError(f"the server's answer to a step has no valid 'earlier': {earlier!r:.200}")
+    if not isinstance(body.get("hints", ()), list | tuple):
+        raise EnvError(f"the server's answer to a step has no valid 'hints': {body['hints']!r:.200}")
     return StepResult(
         body["messages"],
         body["rewards"],
@@ -114,7 +119,7 @@ def result_of(body: Mapping[str, Any]) -> StepResult:
         tools=body.get("tools"),
         auxiliary=body["auxiliary"],
         marks=body["marks"],
-        earlier={int(number): rewards for number, rewards in (body.get("earlier") or {}).items()},
+        earlier={int(number): rewards for number, rewards in earlier.items()},
         # A server of an earlier release gives none.
         hints=tuple(body.get("hints", ())),
     )
@@ -211,7 +216,8 @@ def error_of(status: int, body: Mapping[str, Any], url: str) -> ServiceFailed | 
     kind, message, place = (str(found.get(key, "")) for key in ("kind", "message", "place"))
     if status == FAILED and kind:
         where = f" in {place}" if place else ""
-        lines = " / ".join(str(line) for line in found.get("lines") or ())
+        given = found.get("lines")
+        lines = " / ".join(str(line) for line in given) if isinstance(given, list) else ""
         return RemoteFailed(
             f"{kind}: {message}{where}, on {url}" + (f"; last lines: {lines}" if lines else "")
         )

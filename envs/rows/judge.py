@@ -4,6 +4,7 @@ A judge that does not answer is nobody's fault: the task runs again, and is neve
 """
 
 import asyncio
+import json
 import os
 import re
 from collections import OrderedDict
@@ -15,6 +16,7 @@ from typing import Any, Self
 import aiohttp
 from pydantic import Field, ValidationError, model_validator
 
+from envs.calls import without_thought
 from envs.errors import EnvError, NotStarted, ServiceFailed
 from envs.user_code import shown
 from protocol.section import Section
@@ -35,7 +37,19 @@ BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """HTTP statuses after which a request is repeated."""
 SHOWN_CHARS = 200
 _FIELD = re.compile(r"\{(\w+)\}")
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+LONGEST_GIVEN = 64
+"""Most characters of a number with its scale at the end of a judge's answer."""
+ANSWER_BYTES = 2**20
+"""Largest body of a judge's answer."""
+_MARK = re.compile(r"\b(?:score|rating|grade)\b[^\S\n*]*\**[^\S\n]*[:=]", re.IGNORECASE)
+_DIGIT = re.compile(r"\d")
+_STARTS = re.compile(r"(?<![\d.])\d")
+_CLOSING = " \t*_`\"')]}>.!"
+_GIVEN = re.compile(
+    r"[\s*_`\"'(\[{<$]*(?P<number>\d{1,18}(?:\.\d{1,18})?)"
+    r"(?:\s{0,4}(?:/|out of|of)\s{0,4}(?P<scale>\d{1,18}(?:\.\d{1,18})?))?",
+    re.IGNORECASE,
+)
 
 
 class JudgeSettings(Section):
@@ -164,7 +178,7 @@ class Judge:
         if own.judge == OWN:
             url, model, key_name = os.environ[OWN_URL], OWN_MODEL, OWN_KEY
         key = os.environ.get(key_name, "")
-        body = {
+        asked = {
             "model": model,
             "messages": [{"role": "user", "content": question}],
             "temperature": own.temperature,
@@ -173,38 +187,95 @@ class Judge:
         try:
             async with self._session.post(
                 f"{url.rstrip('/')}/chat/completions",
-                json=body,
+                json=asked,
                 headers={"Authorization": f"Bearer {key}"} if key else {},
             ) as reply:
+                body = await _body(reply)
+                said = body.decode(errors="replace")[:SHOWN_CHARS]
                 if reply.status in BUSY:
-                    return "", f"HTTP status {reply.status}: {(await reply.text())[:SHOWN_CHARS]}"
+                    return "", f"HTTP status {reply.status}: {said}"
                 if reply.status != 200:
-                    said = (await reply.text())[:SHOWN_CHARS]
                     raise EnvError(
                         f"{own.words}: HTTP status {reply.status}: {said}; correct the settings of the reward, or "
                         f"the key in {key_name}"
                     )
-                content = (await reply.json())["choices"][0]["message"]["content"]
+                content = json.loads(body)["choices"][0]["message"]["content"]
                 return str(content or ""), ""
         except aiohttp.ClientError as error:
             return "", f"{type(error).__name__}: {error}"
-        except (LookupError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, RecursionError):
             return "", "the answer is not that of a chat completion"
 
 
+async def _body(reply: aiohttp.ClientResponse) -> bytes:
+    """Return the body of an answer.
+
+    Raises:
+        ValueError: it is larger than any answer of a judge.
+    """
+    pieces = bytearray()
+    async for piece in reply.content.iter_any():
+        pieces += piece
+        if len(pieces) > ANSWER_BYTES:
+            raise ValueError(f"more than {ANSWER_BYTES} bytes")
+    return bytes(pieces)
+
+
 def score_in(text: str, scale: float) -> tuple[float | None, str]:
-    """Return the last number of a judge's answer divided by ``scale``, or None and what is wrong with it.
+    """Return the number of a judge's answer divided by ``scale``, or None and what is wrong with it.
+
+    The number stands behind a mark, `Score:`, `Rating:` or `Grade:`, alone on the rest of its line, or at the very end.
+    ``7/10``, ``7 of 10`` and ``7 out of 10`` are 7 if the scale is 10. What could be another number is none: one with
+    another scale, a range, a power, or marks with several numbers.
 
     Example:
-        >>> score_in("Correct but long. Score: 7", scale=10.0)
-        (0.7, '')
+        >>> score_in("Correct but long. Score: 7", scale=10.0), score_in("I give it 7/10.", scale=10.0)
+        ((0.7, ''), (0.7, ''))
         >>> score_in("Good.", scale=10.0)
-        (None, "its answer 'Good.' has no number from 0 to 10")
+        (None, "its answer 'Good.' has no number from 0 to 10 behind 'Score:' or at its end")
     """
-    numbers = _NUMBER.findall(text)
-    if numbers and 0 <= float(numbers[-1]) <= scale:
-        return float(numbers[-1]) / scale, ""
-    return None, f"its answer {text[-SHOWN_CHARS:]!r} has no number from 0 to {scale:g}"
+    said = without_thought(text).strip()
+    marked = [_marked_number(line, scale) for line in _MARK.split(said)[1:]]
+    numbers = set(marked) if marked else {_last_number(said, scale)}
+    number = numbers.pop() if len(numbers) == 1 else None
+    if number is not None:
+        return number / scale, ""
+    shown = said[-SHOWN_CHARS:]
+    return None, f"its answer {shown!r} has no number from 0 to {scale:g} behind 'Score:' or at its end"
+
+
+def _marked_number(behind: str, scale: float) -> float | None:
+    """Return the number in the line behind a mark; None if there is none, or more than one."""
+    line = behind.lstrip().partition("\n")[0]
+    found = _GIVEN.match(line)
+    if found is None or _DIGIT.search(line, found.end()):
+        return None
+    return _number(found, line, scale)
+
+
+def _last_number(said: str, scale: float) -> float | None:
+    """Return the number at the end of a text. Only punctuation and markup stand behind it."""
+    line = said.rpartition("\n")[2].rstrip(_CLOSING)
+    for begin in _STARTS.finditer(line, max(0, len(line) - LONGEST_GIVEN)):
+        found = _GIVEN.fullmatch(line, begin.start())
+        if found is not None:
+            return _number(found, line, scale)
+    return None
+
+
+def _number(found: re.Match[str], line: str, scale: float) -> float | None:
+    before, behind = line[: found.start("number")][-1:], line[found.end() :][:1]
+    if (
+        before.isalnum()
+        or (before and before in "-+.,_/^")
+        or behind.isalnum()
+        or (behind and behind in "%/^_-")
+    ):
+        return None
+    if found["scale"] is not None and float(found["scale"]) != scale:
+        return None
+    number = float(found["number"])
+    return number if 0 <= number <= scale else None
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:

@@ -9,13 +9,14 @@ import inspect
 import logging
 import math
 import multiprocessing
+import os
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from envs.errors import EnvError, ServiceFailed
 from envs.rows.judge import Judge, load_judge
@@ -112,6 +113,11 @@ class RewardFunction:
         """
         if self.batch:
             result = self._only(result)
+        # veRL's functions may return a table with the score, and some return the score with what it was made of.
+        if isinstance(result, Mapping) and "score" in result:
+            result = result["score"]
+        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
+            result = result[0]
         if result is None:
             return None
         try:
@@ -283,6 +289,8 @@ def _place(function: Callable[..., Any], text: str) -> str:
 
 log = logging.getLogger(__name__)
 
+LEFT = 70
+"""Status of a process whose function ended it with the status 0."""
 STOP_S = 5.0
 """Longest wait for the processes to end."""
 _FUNCTIONS: dict[str, Callable[..., Any]] = {}
@@ -372,9 +380,16 @@ class _Elsewhere:
 def _begin_process(named: Mapping[str, str]) -> None:
     """Load the functions in a new process."""
     die_with_parent()
+    # A process that ends with the status 0 looks as if it was asked to, and its call would wait for its deadline.
+    os._exit = _leave  # type: ignore[assignment]
     loaded: dict[str, ModuleType] = {}
     for name, text in named.items():
         _FUNCTIONS[name] = load_callable(text, "reward", loaded)
+
+
+def _leave(status: int, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:
+    """End the process with a status other than 0."""
+    end(status or LEFT)
 
 
 def _call_in_process(name: str, arguments: dict[str, Any]) -> tuple[Any, str, str]:

@@ -187,7 +187,11 @@ class Scorer:
 
         It is 0, and counted, if scoring fails or exceeds 2 s, or if the answer tampered with the scorer.
         """
-        waiting = _Waiting(position, answer[:MAX_ANSWER_CHARS], Future())
+        answer = answer[:MAX_ANSWER_CHARS]
+        if any("\ud800" <= character <= "\udfff" for character in answer):
+            # Half of a surrogate pair is no text that could be sent to the worker, and no right answer.
+            return 0.0
+        waiting = _Waiting(position, answer, Future())
         self._waiting.append(waiting)
         await self._elsewhere(self._score_waiting)
         return await asyncio.wrap_future(waiting.score)

@@ -310,6 +310,10 @@ class _HttpErrorFilter(logging.Filter):
         return not isinstance(error, HttpProcessingError)
 
 
+BACKLOG = 1024
+"""Connections that may wait to be taken. Some hundreds of agents connect at the same time."""
+
+
 @contextlib.asynccontextmanager
 async def serving(
     application: "web.Application", host: str, port: int, keys: Path | None, *, shutdown_s: float
@@ -330,7 +334,9 @@ async def serving(
     try:
         assert runner.server is not None
         async with _tls(keys) as tls:
-            server = await asyncio.get_running_loop().create_server(runner.server, host, port, **tls)
+            server = await asyncio.get_running_loop().create_server(
+                runner.server, host, port, backlog=BACKLOG, **tls
+            )
             try:
                 yield int(server.sockets[0].getsockname()[1])
             finally:

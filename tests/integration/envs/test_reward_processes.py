@@ -48,6 +48,11 @@ def where(answer):
 
 async def waits(answer, row):
     return os.getpid()
+
+def quits(answer, row):
+    if answer == "go":
+        os._exit(0)
+    return 1.0
 """
 
 
@@ -128,6 +133,14 @@ def test_errors_name_file_and_line_and_the_next_call_works(suite):
     assert isinstance(unsent, EnvError)
     assert "rewards.py:14: odd" in str(unsent)
     assert after.rewards == {"odd": 1.0}
+
+
+def test_a_process_that_ends_itself_as_if_all_was_well_is_noticed_at_once(suite):
+    begun = time.monotonic()
+    ended, after = played(suite("rewards.py:quits"), "go", "four")
+    assert "quits: ProcessExpired" in str(ended)
+    assert after.rewards == {"quits": 1.0}
+    assert time.monotonic() - begun < 25, "it did not wait for the deadline"
 
 
 def test_a_process_that_is_killed_between_two_calls_is_replaced(suite, tmp_path):
