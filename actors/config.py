@@ -75,10 +75,10 @@ class GeneratorConfig(Section):
     but one forward pass cannot reproduce the behaviour probabilities. Every segment records the choice. "auto": "kept"
     where a GPU would compute for more than about a second at each update, else "recomputed"."""
     sleep_in_updates: Literal["auto", True, False] = "auto"
-    """Whether engines give their GPU to the learner while it updates, which needs `run.mode` "sync". "auto": where they
+    """True if engines give their GPU to the learner while it updates, which needs `run.mode` "sync". "auto": where they
     share one in lockstep."""
     routes: bool = False
-    """Whether the engine records which experts of a mixture of experts each token goes through. Absent: where
+    """True if the engine records which experts of a mixture of experts each token goes through. Absent: where
     `learner.algorithm.routes` is "behaviour", which needs it."""
     stream_interval: int = Field(16, ge=1)
     """Tokens per chunk that the generator sends to an actor."""

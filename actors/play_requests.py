@@ -45,13 +45,13 @@ class _Turn:
     """Tokens in front of the answer that are in no earlier turn."""
     after: int
     pieces: list[Sampled] = field(default_factory=list)
-    """What was sampled, and is not written yet."""
+    """Sampled tokens that are not written yet."""
     reason: str = ""
     ended: bool = False
     abandoned: bool = False
-    """Whether nobody gets the answer."""
+    """True if nobody gets the answer."""
     written: bool = False
-    """Whether its prompt is written."""
+    """True if its prompt is written."""
     index: int = -1
     """Index of the answer in the trajectory, once it is written."""
 

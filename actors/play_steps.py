@@ -45,7 +45,7 @@ class RepeatedTurn(NamedTuple):
 
     token_ids: list[int]
     action: bool
-    """Whether the policy sampled it in the trajectory that the prefix was cut from."""
+    """True if the policy sampled it in the trajectory that the prefix was cut from."""
 
 
 def with_note(messages: Sequence[ChatMessage], note: str) -> list[ChatMessage]:

@@ -78,7 +78,7 @@ class Renderer:
             lambda: library_readers(self._tokenizer, self.eos_ids),
             thinks=opens_thought(self._template),
         )
-        """Who reads the model's tool calls."""
+        """Reader of the model's tool calls."""
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()) -> list[int]:
         """Return the token ids of the first observation, up to where the policy's first action begins."""

@@ -50,7 +50,7 @@ COMMANDS = {
 }
 """Program and arguments that write benchmarks/results/NAME.json, by NAME, which may have a folder."""
 CAMPAIGNS = ("harnesses",)
-"""Those of `COMMANDS` whose program is in tests/campaigns."""
+"""Names in `COMMANDS` whose program is in tests/campaigns."""
 CLOSED = {
     "agent_cost": "d2d69aab",
     "agent_learning": "d2d69aab",

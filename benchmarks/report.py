@@ -127,7 +127,7 @@ class Figure:
     values: list[float]
     """One value for each repetition; the table shows median, minimum and maximum."""
     beside: str = ""
-    """What the same number is for the bare loop, in words; "": nothing to compare with."""
+    """Number of the bare loop, in words; "": nothing to compare with."""
     bare: list[float] = field(default_factory=list)
     """The bare loop's values, of the same repetitions."""
     note: str = ""

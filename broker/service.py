@@ -261,9 +261,9 @@ class PeerSocket:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.guard: Guard | None = None
-        """Who may connect; None without encryption."""
+        """Keys that may connect; None without encryption."""
         self.identities: Identities | None = None
-        """Which connection speaks for which peer; None without encryption, where the routing id is the name."""
+        """Names of the connections that speak for peers; None without encryption, where the routing id is the name."""
         self.socket: AsyncSocket | None = None
 
     def bind(

@@ -137,7 +137,7 @@ class TurnFacts:
     answer_tokens: int
     """Tokens of the turn, with its end token if there is one."""
     cut: bool
-    """Whether the turn ended at a limit of tokens."""
+    """True if the turn ended at a limit of tokens."""
 
 
 @runtime_checkable
@@ -246,9 +246,9 @@ class SuiteFacts:
     mark_names: tuple[str, ...] | None = None
     """Names of the marks that every turn has; None: they are not known before they occur."""
     hints: bool | None = None
-    """Whether every task has `StepResult.hints`; None: that is not known before an episode ends."""
+    """True if every task has `StepResult.hints`; None: that is not known before an episode ends."""
     own_prompts: bool = False
-    """Whether the environment writes whole prompts after the first one, as an agent does, so that a note which the
+    """True if the environment writes whole prompts after the first one, as an agent does, so that a note which the
     actor puts behind the first prompt would be missing in the next."""
     fixed_ports: tuple[int, ...] = ()
     """Ports that every process with this suite listens on, so that a host has room for one of them only."""
@@ -281,13 +281,13 @@ class PolicyRequest:
 
 @dataclass(frozen=True)
 class RequestNews:
-    """What has happened in the environment since it was asked last."""
+    """Events in the environment since it was asked last."""
 
     new: Sequence[PolicyRequest] = ()
     withdrawn: Sequence[int] = ()
     """Numbers of requests that nobody wants an answer to any more."""
     ended: bool = False
-    """Whether no further request comes, and nobody waits for answers."""
+    """True if no further request comes, and nobody waits for answers."""
 
 
 @runtime_checkable

@@ -36,7 +36,7 @@ class ActionRefused(EnvError):
 
 @dataclass(frozen=True)
 class Observed:
-    """What a server answers to a reset or a step."""
+    """Answer of a server to a reset or a step."""
 
     observation: dict[str, Any]
     reward: float | None

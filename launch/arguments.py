@@ -127,7 +127,7 @@ def add_journal(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-"""What the commands are added to."""
+"""Parser that the commands are added to."""
 
 GROUPS = {
     "every day": ("train", "check", "status", "samples", "recipes"),

@@ -1,4 +1,4 @@
-"""Which GPUs each process of a run computes on. Pure, but for `visible_gpus`."""
+"""Places each process of a run on its GPUs. Pure, but for `visible_gpus`."""
 
 import os
 import re

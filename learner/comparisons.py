@@ -35,7 +35,7 @@ from protocol.arrays import Float64s
 
 
 class TermParts(NamedTuple):
-    """What one term says, spread over the places of a batch, [P] each."""
+    """Result of one term, spread over the places of a batch, [P] each."""
 
     advantage: Float64s
     """Result of the comparison, without the term's weight; only centred if the weight is "spread"."""

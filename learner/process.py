@@ -1,4 +1,4 @@
-"""What every process of the learner role does, whether it trains or evaluates.
+"""Start and end that every process of the learner role shares, whether it trains or evaluates.
 
 It starts the engine (ranks above 0 follow rank 0), connects to the broker, has a GPU alone while generators sleep, and
 knows why it should end.

@@ -1,4 +1,4 @@
-"""What the learner keeps in its run folder: places that others read, the lineage of its checkpoints, exported models.
+"""Files of the learner in its run folder: places that others read, the lineage of its checkpoints, exported models.
 
 Layout of the models below the run folder::
 

@@ -124,7 +124,7 @@ class Trainer:
     totals: Totals = field(default_factory=Totals)
     gpu: SharedGpu = field(default_factory=lambda: SharedGpu(None, 0.0))
     names_checked: bool = False
-    """Whether this process has compared the names in the settings with what episodes have."""
+    """True if this process has compared the names in the settings with what episodes have."""
     sampler_limit: float = math.inf
     """Largest mean difference between the log-probabilities of generators and learner, in nats."""
     routes_checked: bool = False

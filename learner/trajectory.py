@@ -23,7 +23,7 @@ class Branch:
     places: Int64s
     """Index in the trajectory of each token of the branch, [L]."""
     own: NDArray[np.bool_]
-    """Whether no earlier branch has the token, [L]. It is trained in this branch."""
+    """True if no earlier branch has the token, [L]. It is trained in this branch."""
 
 
 def branches_of(turns: Sequence[Turn], tokens: int) -> list[Branch]:
@@ -318,7 +318,7 @@ class UnitPart:
 
 @dataclass(frozen=True)
 class Unit:
-    """What is trained as a whole: a rollout group, a family of groups, a trajectory, or a window of a trajectory.
+    """Unit that is trained as a whole: a rollout group, a family of groups, a trajectory, or a window of a trajectory.
 
     All but a family are one delivery of the broker.
     """

@@ -91,7 +91,7 @@ class SamplingEngine(Protocol):
     full_step_s: float
     """Seconds that the largest step took at the start; 0 if it was not measured. See `actors.generator.generator`."""
     asleep: bool
-    """Whether the engine has given its GPU to the learner for now, see `actors.generator.engine`."""
+    """True if the engine has given its GPU to the learner for now, see `actors.generator.engine`."""
     frozen: str
     """Reason why this engine never takes new weights; "" if it takes them."""
 

@@ -39,7 +39,7 @@ BUDGETS = {
 """Budget of a run, by task."""
 
 Measure = Literal["final", "area", "calls"]
-"""What a bar is about. "final": the share of solved trajectories in the last fifth of the budget; "area": this share
+"""Subject of a bar. "final": the share of solved trajectories in the last fifth of the budget; "area": this share
 over all of it; "calls": the mean number of tool calls in the last fifth, of which less is better. Only trajectories
 from the task's own prompt count: none that was given a hint, and none that began in the middle of another one."""
 
@@ -61,7 +61,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Bar:
-    """What the difference of two arms has to be."""
+    """Bound on the difference of two arms."""
 
     measure: Measure
     over: str
@@ -69,7 +69,7 @@ class Bar:
     least: float
     """Smallest median of the paired difference. Of "calls" it is the share that is saved."""
     better: bool = True
-    """Whether the interval of the difference must lie above 0; False: the arm only has to be as good."""
+    """True if the interval of the difference must lie above 0; False: the arm only has to be as good."""
     reach: float | None = None
     """Smallest median of the arm itself; None: any."""
     below: float | None = None

@@ -51,7 +51,7 @@ class Cell:
     rewards: dict[str, float]
     """Mean rewards of the last batch, by name, as the environment gave them."""
     exact: bool
-    """Whether each action token of each batch lagged as forced."""
+    """True if each action token of each batch lagged as forced."""
     seconds: float
     unit: BudgetUnit = "tokens"
     """Unit of the run's budget."""
@@ -178,9 +178,9 @@ class Difference:
     values: tuple[float, ...]
     """One difference for each seed that both arms have, in the order of seeds."""
     own: tuple[float, ...] = ()
-    """What the arm itself has with each seed."""
+    """Value of the arm itself with each seed."""
     baseline: tuple[float, ...] = ()
-    """What the baseline has with each seed."""
+    """Value of the baseline with each seed."""
 
     @property
     def median(self) -> float:

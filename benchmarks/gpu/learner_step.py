@@ -94,13 +94,13 @@ class Rows:
     length: int
     """Tokens of each row, or of the longest one."""
     mixed: bool = False
-    """Whether lengths are spread from an eighth of the longest to the longest."""
+    """True if lengths are spread from an eighth of the longest to the longest."""
     checkpointing: bool = False
-    """Whether the learner computes activations again."""
+    """True if the learner computes activations again."""
 
     @property
     def words(self) -> str:
-        """What is measured, for the table."""
+        """Name of the measurement, for the table."""
         rows = f"rows up to {self.length}" if self.mixed else f"rows of {self.length}"
         return f"{self.model}, {rows}{', with gradient checkpointing' if self.checkpointing else ''}"
 

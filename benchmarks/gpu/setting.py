@@ -1,4 +1,4 @@
-"""What every step of `benchmarks.gpu` is given: device, sizes and clocks, random models, and batches for them."""
+"""Setting of every step of `benchmarks.gpu`: device, sizes and clocks, random models, and batches for them."""
 
 import math
 import shutil
@@ -32,7 +32,7 @@ class GpuSetting:
     models: tuple[str, ...]
     """Names of the models in `benchmarks.gpu.setting`."""
     quick: bool = False
-    """Whether to measure fewer sizes, for a GPU that is there for minutes only."""
+    """True if to measure fewer sizes, for a GPU that is there for minutes only."""
 
     @property
     def cuda(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a new version costs generation: the pause for its load, and the time to recompute running requests.
+"""Measure what a new version costs generation: the pause for its load, and the time to recompute running requests.
 
 Many long requests run. The time for a number of further tokens is taken without an update, and with one at its
 beginning; the difference is the update's cost. "kept" leaves the requests their keys and values, "recomputed" does

@@ -58,7 +58,7 @@ environment with every response."""
 
 
 class Stopwatch(Protocol):
-    """What notes times and rewards: the trainer's callback."""
+    """The trainer's callback, which notes times and rewards."""
 
     spent: dict[str, float]
     """Seconds by what they were spent on."""

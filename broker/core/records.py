@@ -1,4 +1,4 @@
-"""What the broker keeps: plain records of tasks and units, the events that change them, their stores, and the ledger.
+"""Records of the broker: tasks and units, the events that change them, their stores, and the ledger.
 
 Stores keep segments and events in memory, or in a journal that outlives it (`broker.output_commit.JournalStore`). The
 ledger has the outcome of every segment and token that reached the broker.

@@ -59,7 +59,7 @@ class Space:
         self._folder, self._config, self._nbytes = folder, config, nbytes
         self._looked_at = float("-inf")
         self.why_low = ""
-        """What `is_low` found the last time it looked: which room is short, in bytes; "" if none is."""
+        """Result of the last look of `is_low`: which room is short, in bytes; "" if none is."""
 
     def is_low(self) -> bool:
         """Return whether the disk is nearly full, or the journal is too large."""

@@ -84,7 +84,7 @@ def fields_ignored(content: Mapping[str, Any], *read: str) -> int:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What an agent asks for."""
+    """One request of an agent."""
 
     messages: list[ChatMessage]
     """The conversation, in the form that environments use."""
@@ -93,13 +93,13 @@ class ChatRequest:
     stop: tuple[str, ...]
     stream: bool
     usage: bool
-    """Whether a stream ends with the number of tokens."""
+    """True if a stream ends with the number of tokens."""
     max_tokens: int | None = None
     """Most tokens that the answer may have; None: as many as the run allows."""
     settings: dict[str, str | float] = field(default_factory=dict)
-    """What it says about sampling, which nobody obeys."""
+    """Sampling settings of the request, which nobody obeys."""
     demands_call: bool = False
-    """Whether it wants an answer with a tool call."""
+    """True if it wants an answer with a tool call."""
     fields_ignored: int = 0
     """Number of its fields that nobody reads."""
 

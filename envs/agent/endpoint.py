@@ -129,7 +129,7 @@ MODEL = "policy"
 
 
 class Dialect(NamedTuple):
-    """What a route reads and writes."""
+    """Form that a route reads and writes."""
 
     path: str
     prefix: str

@@ -137,9 +137,9 @@ class AgentRules:
     timeout_s: float = 0.0
     """Longest time from the agent's start to its end, in seconds; 0: no bound of its own."""
     score_late: bool = False
-    """Whether an agent that takes longer is ended and scored as it stands. Otherwise its episode fails."""
+    """True if an agent that takes longer is ended and scored as it stands. Otherwise its episode fails."""
     render_anew: bool = False
-    """Whether each request is rendered as a whole, as a server that is not trained does it."""
+    """True if each request is rendered as a whole, as a server that is not trained does it."""
 
 
 class AgentEpisode(OneAtATime):

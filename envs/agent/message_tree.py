@@ -73,7 +73,7 @@ def spelled(value: Any) -> str:
 
 
 Trained = Literal["tools", "main", "all"]
-"""Which answers of an episode are trained."""
+"""Choice of the answers of an episode that are trained."""
 Sent = TypeVar("Sent", bound=Mapping[str, Any])
 
 
@@ -98,7 +98,7 @@ class _Request:
     """Number of its messages."""
     after: int
     continued: bool = False
-    """Whether a request follows its answer."""
+    """True if a request follows its answer."""
 
 
 class MessageTree:

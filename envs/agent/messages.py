@@ -34,7 +34,7 @@ class MessagesRequest(ChatRequest):
     """A request of this route."""
 
     thinks: bool = False
-    """Whether the agent asks for thoughts. Others expect that an answer begins with its text."""
+    """True if the agent asks for thoughts. Others expect that an answer begins with its text."""
 
 
 def parse_messages_request(body: bytes) -> MessagesRequest:

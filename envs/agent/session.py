@@ -111,7 +111,7 @@ class Asked:
     clients: list[Alive]
     """The clients that ask, more than one if the request was repeated."""
     delivered: bool = False
-    """Whether a client has got the answer."""
+    """True if a client has got the answer."""
     missed_since: float | None = None
     """Monotonic time at which it was first seen that nobody waits for the answer."""
     answer: "asyncio.Future[Reply]" = field(
@@ -142,7 +142,7 @@ class Asked:
 
 
 class AgentSession:
-    """What an agent asks, in order, and the reward that it may report.
+    """Requests of an agent, in order, and the reward that it may report.
 
     Args:
         name: the session's part of the URL.
@@ -159,7 +159,7 @@ class AgentSession:
         """Rewards that were reported for the answers to single requests, by the request's number."""
         self.over = False
         self.left = False
-        """Whether `POST /end` has ended the session."""
+        """True if `POST /end` has ended the session."""
         self.news = asyncio.Event()
         """Set when a request has come or got its answer, and when the agent has ended the session."""
         self._waiting: deque[Asked] = deque()

@@ -32,11 +32,11 @@ RoomState = tuple[object, ...]
 
 
 class Thing(NamedTuple):
-    """What stands in a cell, but walls and floors."""
+    """Content of a cell, but walls and floors."""
 
     kind: str
     name: str
-    """For example "locked yellow door"."""
+    """Text such as "locked yellow door"."""
     sign: str
     x: int
     """Column, from 0 at the left."""

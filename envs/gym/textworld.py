@@ -41,7 +41,7 @@ game1.z8 is in it
     def __init__(self, library: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._library, self._clock, self._lock = library, clock, threading.Lock()
         self._inside = ""
-        """Who holds the lock. Invariant: written by the thread that holds it; others read it for errors only."""
+        """Holder of the lock. Invariant: written by the thread that holds it; others read it for errors only."""
         self._since = 0.0
         """Time at which it went in."""
 

@@ -61,7 +61,7 @@ MOST_LOGGED = 64
 
 @dataclass(frozen=True)
 class Served:
-    """What a server serves, and how."""
+    """Environment that a server serves, and its settings."""
 
     ready: Callable[[], Awaitable[tuple[Suite, CodeCaller]]]
     """Returns the suite and what calls its code."""

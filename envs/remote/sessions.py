@@ -17,7 +17,7 @@ NAME_LENGTH = 64
 
 @dataclass(frozen=True)
 class RemoteAnswer:
-    """What the server answers to a request."""
+    """Answer of the server to a request."""
 
     status: int
     body: bytes

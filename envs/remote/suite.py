@@ -321,7 +321,7 @@ class _RemoteEpisode:
         self._limit: Any = None
         self._steps, self._given_up = 0, False
         self.refuses = False
-        """Whether the environment on the server can refuse messages."""
+        """True if the environment on the server can refuse messages."""
 
     async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
         self._server, answer = await self._suite.begin(self._name, data)

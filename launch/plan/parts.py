@@ -51,7 +51,7 @@ class VirtualClock:
 
 
 class SimulatedWork:
-    """One work after the other on cores that may be shared, so that its end is planned again and again.
+    """FIFO queue of jobs on shared cores, which plans its end again when the share changes.
 
     Example:
         >>> work = SimulatedWork()

@@ -310,7 +310,7 @@ TIGHT = 0.8
 
 @dataclass(frozen=True)
 class Gpu:
-    """What torch tells of a visible GPU."""
+    """Facts that torch tells of a visible GPU."""
 
     name: str = ""
     memory_gb: float | None = None
@@ -318,7 +318,7 @@ class Gpu:
     free_gb: float | None = None
     """Memory that no process held when it was asked. None: not known."""
     bfloat16: bool = True
-    """Whether it computes in bfloat16."""
+    """True if it computes in bfloat16."""
     trouble: str = ""
     """Reason why torch cannot use it; "" if it can."""
 

@@ -219,7 +219,7 @@ def role_of(name: str) -> str:
 
 
 class Silence(NamedTuple):
-    """What is to be done about a weights server that does not answer."""
+    """Verdict about a weights server that does not answer."""
 
     note: str = ""
     """Sentence for the user, once for each silence; "" if there is nothing to say."""

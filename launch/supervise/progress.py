@@ -1,4 +1,4 @@
-"""What the live line of `offbeat train` says: the newest metrics, what became of episodes, who waits for whom."""
+"""Text of the live line of `offbeat train`: the newest metrics, what became of episodes, who waits for whom."""
 
 import json
 import os

@@ -147,7 +147,7 @@ def _points(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float],
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Return heights, in the given order, moved so that neighbours have at least this distance.
+    """Spread the labels' heights, in the given order, at least this far apart.
 
     Example:
         >>> apart([0.5, 0.5, 0.9], 0.1)
@@ -176,13 +176,13 @@ COUNTS = (
     "tokens_by_outcome",
     "episodes",
 )
-"""What the learner's report and the summary count alike."""
+"""Counts that the learner's report and the summary share."""
 Summary = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Course:
-    """What the supervisor knows of a run that has ended."""
+    """Facts that the supervisor has of a run that has ended."""
 
     ended_by: str
     wall_seconds: float

@@ -1,4 +1,4 @@
-"""What every objective needs for its tokens: shapes, levels of ratios, the lag bound, and weights of losses.
+"""Functions that every objective needs for its tokens: shapes, levels of ratios, the lag bound, and weights of losses.
 
 This file imports no torch, because functions of numpy arrays and the run file use it, too.
 """

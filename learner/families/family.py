@@ -116,7 +116,7 @@ class TaskFamily:
 
 @dataclass(frozen=True)
 class Settled:
-    """What becomes of the members of a family."""
+    """Decision about the members of a family."""
 
     trained: Sequence[Trajectory]
     """Trajectories that are trained, as members of one group."""

@@ -1,4 +1,4 @@
-"""What a family does next: it asks for further tasks, or it is trained. Pure."""
+"""Decides what a family does next: it asks for further tasks, or it is trained. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ from protocol.messages.episodes import Task
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a reaction may know beside the family: settings of the run that do not change."""
+    """Facts that a reaction may use beside the family: settings of the run that do not change."""
 
     group_size: int
     """Members of a group that is trained."""

@@ -26,11 +26,11 @@ class Comparison(Section):
     turn on, for turns only; "each": a term of its own for every reward that occurs in the batch; any other word is the
     name of a reward: what the trajectory or the turn got of it."""
     among: tuple[Among, ...] = Field(("group",), strict=False)
-    """What units must have in common to be compared. "group": the rollout group; "position": also the number of the
+    """Facts that units must share to be compared. "group": the rollout group; "position": also the number of the
     action turn; "anchor": also the mark `anchor` of the turn, the state that it acted in; "batch": nothing, all units
     of the batch are compared. Empty: the value itself is the advantage, without a baseline."""
     history: int = Field(0, ge=0)
-    """With "anchor": number of turns before this one, in the same branch, whose anchors must agree, too. At least 0."""
+    """Number of turns, for "anchor", before this one, in the same branch, whose anchors must agree, too. At least 0."""
     discount: float = Field(1.0, gt=0, le=1)
     """Discount per turn of "return_to_go". Above 0, at most 1."""
     scale: Scale = "std"

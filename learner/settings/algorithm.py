@@ -88,7 +88,7 @@ class ClipSurrogate(Section):
     centre: Centre = "proximal"
     """Policy in the denominator of the ratio."""
     keep_gradient: bool = False
-    """Whether a token above the upper bound keeps the gradient (1 + high) times the advantage (AEPO,
+    """True if a token above the upper bound keeps the gradient (1 + high) times the advantage (AEPO,
     arXiv:2510.14545). False: it has none."""
 
     def contradictions(self, field: str) -> Iterator[str]:

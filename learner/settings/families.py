@@ -247,10 +247,10 @@ class RetryFamily(Section):
     """Words behind the prompt of a retry. The reflection stands where `{reflection}` is, the wrong episode where
     `{attempt}` is. Empty, with begin = "parting" only: a retry has no note."""
     clean: bool = False
-    """Whether a retry is trained behind the prompt without the note, so that the policy learns to answer as if it had
+    """True if a retry is trained behind the prompt without the note, so that the policy learns to answer as if it had
     read it. Its importance ratio then compares two prompts."""
     mask_shared: bool = False
-    """Whether the steps of a wrong episode that a retry repeats are left out of its training, so that the reward is
+    """True if the steps of a wrong episode that a retry repeats are left out of its training, so that the reward is
     credited to what differs."""
     reward: str = ""
     """Reward that says whether an answer is right: one above `above` is. Absent: what the environment says

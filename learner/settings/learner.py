@@ -313,7 +313,7 @@ class LearnerConfig(Section):
     """Share of its GPU's memory that a rank may use for tensors (GPU only). "auto": all of a GPU of its own; on a
     shared one what the engines leave, see docs/run/gpus.md."""
     offload: Literal["none", "optimizer"] = "none"
-    """What is kept in the host's memory instead of the GPU's. "optimizer": float32 weights and averages of AdamW, 12
+    """State that the host's memory keeps, not the GPU's. "optimizer": float32 weights and averages of AdamW, 12
     bytes for each trained parameter, divided by the ranks. The optimizer then steps on the CPU, with `threads`
     threads. It needs `zero_stage` 2 or 3."""
     micro_batch_tokens: int = Field(8192, ge=16)

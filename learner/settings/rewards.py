@@ -101,7 +101,7 @@ class FlawedAnswer(Section):
     penalty: float = Field(1.0, gt=0)
     """Amount that a flawed answer loses. Above 0."""
     trained: bool = True
-    """Whether the reward `needs` is itself a part of the return. False: it is recorded and shown, and decides what is
+    """True if the reward `needs` is itself a part of the return. False: it is recorded and shown, and decides what is
     flawed, as with weight 0; then it may have no other weight, neither here nor in a stage."""
 
 

@@ -25,7 +25,7 @@ class BatchBranches:
     places: NDArray[np.int32]
     """Index of each branch's tokens among the tokens of all trajectories, [ΣL]."""
     own: NDArray[np.bool_]
-    """Whether no earlier branch of the trajectory has the token, [ΣL]."""
+    """True if no earlier branch of the trajectory has the token, [ΣL]."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""What a rank puts into a checkpoint: weights and optimizer as parts of parameters, and its state beside them.
+"""Parts that a rank puts into a checkpoint: weights and optimizer as parts of parameters, and its state beside them.
 
 All files of a checkpoint are on disk before one rename moves the pointer to it (`learner.checkpoint_files`). So after
 a crash at any moment, either the previous checkpoint or this one is in force.

@@ -144,7 +144,7 @@ def _deepspeed() -> Any:
 
 
 class _Cut:
-    """What transformers asks about DeepSpeed while it loads a model."""
+    """Answers what transformers asks about DeepSpeed while it loads a model."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config

@@ -78,7 +78,7 @@ def float_attention(
 
 
 def pack_no_rows() -> None:
-    """Let transformers take the rows of this process for what they are: none is packed from several sequences.
+    """Tell transformers that no row of this process packs several sequences.
 
     By default it looks at the positions in every forward pass, and the host then waits for all that the GPU has to do.
     Rows that trajectories share bring a mask of their own, for which it does not look.

@@ -400,12 +400,12 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 @dataclass(frozen=True)
 class TokenOperations:
-    """What a forward and a backward pass over one token take."""
+    """Operations of a forward and a backward pass over one token."""
 
     weights: float
     """Parameters that a token is multiplied with: of experts those that it goes through, and no table of inputs."""
     trained: float
-    """Those of them that are trained."""
+    """Number of parameters that are trained."""
     attention: int
     """Layers x heads x width of a head."""
 

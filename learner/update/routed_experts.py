@@ -249,7 +249,7 @@ class ForcedRoutes:
         for index, router in enumerate(self._routers):
             router.module.register_forward_hook(self._hook(index, router))
         self.given = kind == "behaviour"
-        """Whether the experts are those of the generators."""
+        """True if the experts are those of the generators."""
         self._layers = _layers(self._routers) if self.given else []
         self._chosen = self._routers[0].chosen
         self._dtype = np.uint8 if self._routers[0].experts <= SMALL else np.int32

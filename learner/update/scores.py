@@ -1,4 +1,4 @@
-"""What the objective must know of tokens before an optimizer step.
+"""Scores that the objective must have of tokens before an optimizer step.
 
 Scores of a batch by the weights before the update, the tokens of a micro-batch, and the clip bounds of a mini-batch
 (BAPO).

@@ -18,7 +18,7 @@ SHORT = (
     "learner.sampling.max_trajectory_tokens=4096", "actor.count=1", "actor.concurrent_episodes=4", "actor.max_turns=2",
     "learner.micro_batch_tokens=4096",
 )  # fmt: skip
-"""What makes a job of a page short. Untrained models answer junk, so groups with equal rewards are trained, too."""
+"""Overrides for a short job. Untrained models answer junk, so groups with equal rewards are trained, too."""
 
 
 def trainable_model(folder: Path) -> Path:
@@ -58,7 +58,7 @@ def test_the_job_of_a_page_trains(page, tmp_path, monkeypatch):
 
 @pytest.mark.soak
 def test_the_job_of_the_readme_learns(tmp_path, monkeypatch):
-    """As it stands, with SmolLM2: a quarter of the sums is right at first, and more than half at the end."""
+    """Trains as it stands, with SmolLM2: a quarter of the sums is right at first, and more than half at the end."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.chdir(tmp_path)
     run = PageRun(tmp_path, train=True)

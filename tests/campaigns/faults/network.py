@@ -1,4 +1,4 @@
-"""What faults need of the host: a second network namespace with an actor in it, and file systems to fill."""
+"""Resources that faults need of the host: a second network namespace with an actor in it, and file systems to fill."""
 
 import ctypes
 import os

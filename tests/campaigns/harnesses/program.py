@@ -177,7 +177,7 @@ LIMIT_S = 240.0
 
 @dataclass
 class Outcome:
-    """What one agent has shown. ``faults`` is empty if everything held that must hold."""
+    """Findings about one agent. ``faults`` is empty if everything held that must hold."""
 
     agent: str
     requests: int = 0
@@ -189,7 +189,7 @@ class Outcome:
     seen_tokens: int = 0
     """Tokens of all prompts that the policy saw."""
     dialects: str = ""
-    """What the agent spoke."""
+    """Dialect that the agent spoke."""
     repeated: str = ""
     """How it sent its first request again when the connection was lost; "" if it was not lost."""
     calls: int = 0

@@ -1,4 +1,4 @@
-"""What stands between an agent and its session, and a policy that plays its part from the text of its prompt.
+"""Proxy between an agent and its session, and a policy that plays its part from the text of its prompt.
 
 The wire notes each request as it came. It can also lose the first connection: the request reaches the session, and both
 connections end before there is an answer. The policy changes its version within each answer.

@@ -57,7 +57,7 @@ class Answers:
 
 
 class Play:
-    """What came of an episode."""
+    """Result of an episode."""
 
     def __init__(self, cuts, policy, suite):
         self.cuts, self.policy, self.gauges = cuts, policy, suite.gauges()
