@@ -344,7 +344,7 @@ class SegmentStream:
     """Cuts and sends the segments of a trajectory.
 
     Args:
-        in_step: lockstep in windows, see `actors.episode.Bounds`.
+        in_step: lockstep in windows, see `Bounds`.
         emit: takes segments. It takes all of one call before its first wait.
     """
 

@@ -89,9 +89,9 @@ class SamplingEngine(Protocol):
 
     kv: KvPolicy
     full_step_s: float
-    """Seconds that the largest step took at the start; 0 if it was not measured. See `actors.generator.generator`."""
+    """Seconds that the largest step took at the start; 0 if it was not measured. See `Pace`."""
     asleep: bool
-    """True if the engine has given its GPU to the learner for now, see `actors.generator.engine`."""
+    """True if the engine has given its GPU to the learner for now, see `SleepingEngine`."""
     frozen: str
     """Reason why this engine never takes new weights; "" if it takes them."""
 

@@ -189,7 +189,7 @@ class WeightsServer:
     Args:
         run: name of the run.
         locate: returns the folder of a version.
-        scratch: folder for deltas, see `protocol.weights.server.VersionOpener`.
+        scratch: folder for deltas, see `VersionOpener`.
         keys: keys folder of the run, for its token and certificate; None: no token, and nothing is encrypted.
     """
 
