@@ -42,8 +42,7 @@ from learner.settings.learner import LearnerConfig
 from learner.trajectory import Trajectory
 from learner.update.batch import Batch, make_batch
 from learner.update.engine import TrainingEngine
-from learner.update.micro_batches import MicroBatch, make_micro_batches
-from learner.update.rows import deal_mini_batches
+from learner.update.micro_batches import MicroBatch, deal_mini_batches, make_micro_batches
 from protocol.messages.episodes import Reward, Turn
 
 LONGEST = 400

@@ -20,7 +20,7 @@ from learner.run_files import CHECKPOINTS, PID_FILE, RESULT, Start, start
 from learner.sample_log import SampleLog, open_tokenizer
 from learner.settings.learner import LearnerConfig
 from learner.trainer import Trainer
-from learner.update.sampler_check import FloatType, limit_of
+from learner.update.report import FloatType, limit_of
 from protocol.files import write_whole
 from protocol.processes import lock_of_environment
 from protocol.session import Progress

@@ -151,9 +151,9 @@ def meet(config: LearnerConfig, run_dir: Path, *, model: str, seed: int) -> None
     Raises:
         HostsDiffer: the hosts of the learner have different settings, or do not share the run folder.
     """
-    from learner.gpu import take_gpu
     from learner.update import ranks
     from learner.update.deepspeed_zero import join_ranks
+    from learner.update.devices import take_gpu
 
     take_gpu(config)
     join_ranks(config)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from learner import run_files
 from learner.checkpoint_files import latest_name
+from learner.curriculum import SOLVED
 from learner.errors import NothingToLearn, Stopped
 from learner.evaluations import Evaluations, evaluations_due, full_name, is_due
 from learner.intake.session import TIME_LIMIT, BrokerSession
-from learner.intake.signal_watch import SOLVED
 from learner.run_files import CHECKPOINTS, Start
 from learner.trainer import Totals, Trainer
 from protocol.files import write_whole

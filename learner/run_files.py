@@ -25,6 +25,8 @@ from learner import checkpoint_files
 from learner.checkpoint_files import PARTIAL
 from protocol.files import write_whole
 
+log = logging.getLogger(__name__)
+
 PID_FILE = "learner.pid"
 """File in the run folder: pid of rank 0, for a process that wants to end the learner."""
 PUBLISHED_FILE = "published.json"
@@ -113,8 +115,6 @@ def write_published(run_dir: Path, published: PublishedVersion) -> None:
     """
     write_whole(run_dir / PUBLISHED_FILE, msgspec.json.encode(published))
 
-
-log = logging.getLogger(__name__)
 
 LINEAGE_FILE = "lineage"
 """File in the run folder that holds the lineage of the last learner."""

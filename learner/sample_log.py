@@ -31,6 +31,8 @@ from protocol.arrays import Int64s
 from protocol.failures import describe, failure_or_text
 from protocol.files import write_whole
 
+log = logging.getLogger(__name__)
+
 RANDOM = 2
 """Trajectories of a batch that are kept beside its best and its worst."""
 FIRST = 3
@@ -119,8 +121,6 @@ def _extremes(episodes: Sequence[Trajectory | None], places: Sequence[int]) -> t
     # Among equals the last one is the worst, so that two are shown.
     return max(places, key=value), min(reversed(places), key=value)
 
-
-log = logging.getLogger(__name__)
 
 Decode = Callable[[Sequence[int]], str]
 PART_TOKENS = 1024

@@ -25,8 +25,7 @@ from learner.sample_log import SampleLog
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import RECOMMITTED, Trajectory, Unit
 from learner.update.engine import TrainingEngine
-from learner.update.report import UpdateReport, missing_routes
-from learner.update.sampler_check import check_sampler
+from learner.update.report import UpdateReport, check_sampler, missing_routes
 from learner.weight_copy import OutgoingWeights
 from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN, TOKEN_ARRAYS
 from protocol.messages.peers import PublishWeights

@@ -13,6 +13,8 @@ from learner.settings.learner import EvaluationConfig
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, failure_or_text
 
+log = logging.getLogger(__name__)
+
 Z = 1.959963984540054
 """Quantile of the normal distribution for an interval of 95 %."""
 
@@ -74,8 +76,6 @@ def mean_over_tasks(values: Sequence[float]) -> Estimate:
         centre, half = mean, Z * float(np.std(values, ddof=1)) / math.sqrt(n)
     return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half))
 
-
-log = logging.getLogger(__name__)
 
 MISSING_SHARE = 0.05
 """An evaluation of which a larger share of the answers never ran has no result."""

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from learner.comparisons import has_signal
-from learner.curriculum import Curriculum
+from learner.curriculum import Curriculum, SignalWatch
 from learner.errors import BrokenTrajectory, LedgerViolation
 from learner.families.family import FamilyStage
-from learner.intake.signal_watch import SignalWatch
 from learner.intake.trajectories import (
     OpenTrajectories,
     composed_at,

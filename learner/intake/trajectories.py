@@ -21,6 +21,8 @@ from protocol.errors import ProtocolError
 from protocol.messages.episodes import Segment, Turn
 from protocol.version_line import VersionLine
 
+log = logging.getLogger(__name__)
+
 
 def assemble(segments: Sequence[SegmentArrays], layers: RouteLayers | None = None) -> Trajectory:
     """Join the segments of one trajectory, given in any order.
@@ -219,9 +221,6 @@ def _join_turns(segments: Sequence[Segment]) -> list[Turn]:
             else:
                 turns.append(turn)
     return turns
-
-
-log = logging.getLogger(__name__)
 
 
 def trajectories_of(

@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 from learner import checkpoint_files
 from learner.advantages import TokenAdvantages, assign_credit, risk_advantages
-from learner.gpu import forget_peak_memory, make_room, memory_metrics, take_gpu
 from learner.settings.advantages import RiskAdvantage
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import RouteLayers, Trajectory
@@ -28,7 +27,16 @@ from learner.update.adaptive import first_state, reference_policies
 from learner.update.batch import Batch, make_batch
 from learner.update.checkpoint import ShardReader, parts_to_save, restore_parts, shard_file, write_shard
 from learner.update.critic import ValueMemory, everything, load_critic, scatter_estimates
-from learner.update.devices import fuse_layers, keep_freed_memory, pack_no_rows, use_float_attention
+from learner.update.devices import (
+    forget_peak_memory,
+    fuse_layers,
+    keep_freed_memory,
+    make_room,
+    memory_metrics,
+    pack_no_rows,
+    take_gpu,
+    use_float_attention,
+)
 from learner.update.lora import count_parameters, frozen_digest
 from learner.update.policy import FrozenPolicy, PolicyModule, load_policy, save_pretrained
 from learner.update.report import UpdateOutcome, UpdateReport, make_report, mean_length, token_operations

@@ -17,9 +17,8 @@ from learner.settings.learner import LoraConfig
 from learner.update.batch import Batch
 from learner.update.devices import Agree, fuse_layers
 from learner.update.lora import add_adapters
-from learner.update.micro_batches import MicroBatch
+from learner.update.micro_batches import MicroBatch, tree_attention, tree_row
 from learner.update.routed_experts import ForcedRoutes
-from learner.update.rows import tree_attention, tree_row
 from learner.update.target_logp import Head, logits_after_head, select, target_logp
 from protocol.files import whole_file
 

@@ -29,12 +29,18 @@ from learner.update.adaptive import (
 from learner.update.batch import Batch
 from learner.update.critic import critic_inputs, critic_loss, estimate_tokens
 from learner.update.deepspeed_zero import accumulation, finish_step, sum_over_ranks, trained_weights
-from learner.update.micro_batches import MicroBatch, MiniBatch, make_micro_batches, make_mini_batches
+from learner.update.micro_batches import (
+    ON_CPU,
+    ON_GPU,
+    MicroBatch,
+    MiniBatch,
+    make_micro_batches,
+    make_mini_batches,
+)
 from learner.update.objective import Adaptive, Objective, make_objective
 from learner.update.policy import FrozenPolicy, Outputs, micro_batch_inputs
 from learner.update.report import TokenRecorder, UpdateOutcome
 from learner.update.routed_experts import ForcedRoutes
-from learner.update.rows import ON_CPU, ON_GPU
 from learner.update.scores import (
     Scores,
     balanced_bounds,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learner.update import head_kernels
+from learner.update import target_logp as head_kernels
 from learner.update.devices import fuse_layers
 from learner.update.target_logp import target_logp
 from tests.integration.learner.tiny_qwen3 import tiny_model

@@ -9,9 +9,8 @@ from torch.nn import functional
 
 from learner.errors import RoutesUnknown
 from learner.update.batch import BatchRoutes
-from learner.update.micro_batches import make_micro_batches
+from learner.update.micro_batches import ON_GPU, make_micro_batches
 from learner.update.routed_experts import ForcedRoutes
-from learner.update.rows import ON_GPU
 from tests.integration.learner.tiny_mixture import CHOSEN, EXPERTS, LAYERS, tiny_mixture
 from tests.oracle.test_routing_replay import CPU, twin
 from tests.trajectories import batch_of, make_batch_of_groups, with_routes

@@ -11,9 +11,8 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from learner.errors import RoutesUnknown
-from learner.update.micro_batches import make_micro_batches
+from learner.update.micro_batches import ON_GPU, make_micro_batches
 from learner.update.routed_experts import ForcedRoutes, replayed_weights
-from learner.update.rows import ON_GPU
 from tests.integration.learner.tiny_mixture import CHOSEN, EXPERTS, LAYERS, tiny_mixture
 from tests.integration.learner.tiny_qwen3 import tiny_model
 from tests.trajectories import batch_of, make_batch_of_groups

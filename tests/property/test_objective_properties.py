@@ -10,8 +10,8 @@ from learner.algorithms.ratios import effective_sample_size, importance_ratio, t
 from learner.algorithms.regularisers import kl_k3
 from learner.algorithms.tokens import assert_lag_bound, loss_mask, token_weights
 from learner.settings.algorithm import AlgorithmConfig, KlPenalty
+from learner.update.micro_batches import CutRule, choose_cuts
 from learner.update.objective import Adaptive, Tokens, make_objective
-from learner.update.rows import CutRule, choose_cuts
 
 log_ratios = st.lists(st.floats(-20, 20), min_size=1, max_size=20)
 

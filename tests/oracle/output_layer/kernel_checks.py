@@ -8,7 +8,7 @@ import itertools
 
 import torch
 
-from learner.update import head_kernels
+from learner.update import target_logp
 
 SHAPES = [(1, 2), (5, 7), (3, 4096), (2, 9001), (0, 5)]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -36,8 +36,8 @@ def check(rows, words, dtype, device, *, entropy):
     def moved(tensor):
         return tensor.to(device)
 
-    logp, found_entropy, log_sum = head_kernels.forward(*map(moved, (logits, target, tau)))
-    found = head_kernels.backward(
+    logp, found_entropy, log_sum = target_logp.forward(*map(moved, (logits, target, tau)))
+    found = target_logp.backward(
         *map(moved, (logits, target, tau, found_entropy, log_sum, shares[0])),
         moved(shares[1]) if entropy else None,
     )
@@ -62,7 +62,7 @@ def check_edges(device):
     logits = torch.zeros(2, 9000, device=device)
     logits[:, :5000] = -torch.inf
     ones = torch.ones(2, device=device)
-    logp, entropy, _ = head_kernels.forward(logits, torch.tensor([6000, 9000], device=device), ones)
+    logp, entropy, _ = target_logp.forward(logits, torch.tensor([6000, 9000], device=device), ones)
     expected = torch.log(torch.tensor(4000.0))
     torch.testing.assert_close(entropy.cpu(), expected.expand(2))
     torch.testing.assert_close(logp[0].cpu(), -expected)
@@ -70,7 +70,7 @@ def check_edges(device):
     # Every other of these targets: they do not lie one behind the other.
     target = torch.arange(4, device=device)[::2]
     spread = torch.arange(6.0, device=device).reshape(2, 3)
-    logp, _, _ = head_kernels.forward(spread, target, ones)
+    logp, _, _ = target_logp.forward(spread, target, ones)
     torch.testing.assert_close(logp, torch.log_softmax(spread, -1).gather(1, target[:, None])[:, 0])
 
 

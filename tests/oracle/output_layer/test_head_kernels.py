@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner.update import head_kernels
+from learner.update import target_logp
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,15 +32,15 @@ def test_a_gpu_without_a_compiler_is_told_once_and_torch_computes(monkeypatch, c
     def fails(*_):
         raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
 
-    monkeypatch.setattr(head_kernels, "forward", fails)
-    head_kernels._compiled.cache_clear()
+    monkeypatch.setattr(target_logp, "forward", fails)
+    target_logp._compiled.cache_clear()
     device = torch.device("cpu")
-    assert not head_kernels._compiled(device)
-    assert not head_kernels._compiled(device)
-    head_kernels._compiled.cache_clear()
+    assert not target_logp._compiled(device)
+    assert not target_logp._compiled(device)
+    target_logp._compiled.cache_clear()
     assert len(caplog.messages) == 1
     assert "Failed to find C compiler" in caplog.messages[0]
 
 
 def test_a_cpu_takes_no_kernels():
-    assert not head_kernels.usable(torch.device("cpu"))
+    assert not target_logp.usable(torch.device("cpu"))

@@ -5,12 +5,12 @@ import types
 import pytest
 import torch
 
-import learner.gpu
+import learner.update.devices
 from launch.errors import FINAL, exit_code
 from learner.errors import GpuKept
-from learner.gpu import forget_peak_memory, memory_metrics, take_gpu
 from learner.process import SharedGpu
 from learner.settings.learner import LearnerConfig
+from learner.update.devices import forget_peak_memory, memory_metrics, take_gpu
 from protocol.errors import GpuUnusable
 from protocol.processes import GpuLock
 
@@ -24,7 +24,7 @@ def cuda(monkeypatch):
 
 
 def test_without_gpus_nothing_is_asked(monkeypatch):
-    monkeypatch.setattr(learner.gpu, "torch", None)
+    monkeypatch.setattr(learner.update.devices, "torch", None)
     take_gpu(LearnerConfig())
 
 
@@ -66,7 +66,7 @@ def test_a_rank_takes_its_gpu_and_its_part_of_the_memory(monkeypatch):
             calls.append("computed")
 
     fake = types.SimpleNamespace(cuda=Cuda(), ones=lambda count, device: Ones(), __version__="fake")
-    monkeypatch.setattr(learner.gpu, "torch", fake)
+    monkeypatch.setattr(learner.update.devices, "torch", fake)
     monkeypatch.setenv("LOCAL_RANK", "1")
     take_gpu(GIVEN)
     assert calls == ["computed", ("device", 1), ("share", 0.4, 1)]
@@ -88,7 +88,7 @@ def test_memory_is_that_of_the_update_and_of_all_processes(monkeypatch):
         mem_get_info=lambda: (20_000_000_000, 80_000_000_000),
         max_memory_allocated=lambda: 30_000_000_000,
     )
-    monkeypatch.setattr(learner.gpu, "torch", types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(learner.update.devices, "torch", types.SimpleNamespace(cuda=cuda))
     forget_peak_memory()
     assert forgotten == [True]
     assert memory_metrics() == {"learner/gpu_memory_peak_gb": 30.0, "learner/gpu_memory_used_share": 0.75}

@@ -8,8 +8,8 @@ import types
 import numpy as np
 import pytest
 
+from learner.curriculum import SOLVED, SignalWatch
 from learner.errors import Diverged, NothingToLearn, Stopped
-from learner.intake.signal_watch import SOLVED, SignalWatch
 from learner.intake.trajectories import OpenTrajectories
 from learner.metrics import Report as RealReport
 from learner.metrics import return_histograms

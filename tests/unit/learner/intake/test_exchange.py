@@ -5,11 +5,10 @@ import time
 
 import pytest
 
-from learner.curriculum import Curriculum
+from learner.curriculum import SOLVED, Curriculum, SignalWatch
 from learner.errors import NoData, NothingToLearn, Stopped
 from learner.intake import session as module
 from learner.intake.session import BrokerSession
-from learner.intake.signal_watch import SOLVED, SignalWatch
 from learner.settings.learner import EvaluationConfig, LearnerConfig
 from protocol.messages.episodes import (
     Checkpointed,

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from learner.curriculum import SOLVED, SignalWatch
 from learner.errors import NothingToLearn, Stopped
-from learner.intake.signal_watch import SOLVED, SignalWatch
 from learner.settings.learner import LearnerConfig
 from protocol.messages.episodes import Failure
 from tests.trajectories import make_trajectory

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from learner.errors import StaleTokens
-from learner.update.micro_batches import make_micro_batches
-from learner.update.rows import (
+from learner.update.micro_batches import (
     MOST_PADDING,
     ON_CPU,
     ON_GPU,
@@ -15,6 +14,7 @@ from learner.update.rows import (
     cheapest_cuts,
     choose_cuts,
     deal_mini_batches,
+    make_micro_batches,
 )
 from tests.trajectories import batch_of, make_batch_of_groups, make_trajectory
 

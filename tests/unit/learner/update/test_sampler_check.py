@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from learner.errors import SamplerDiffers
 from learner.update.policy import without_dropout
-from learner.update.sampler_check import LEAST_TOKENS, ROUNDING, check_sampler, limit_of, sampler_gap
+from learner.update.report import LEAST_TOKENS, ROUNDING, check_sampler, limit_of, sampler_gap
 
 N = 24
 

@@ -10,9 +10,16 @@ import torch
 from hypothesis import given
 
 from learner.update.critic import CriticModule, critic_inputs
-from learner.update.micro_batches import make_micro_batches
+from learner.update.micro_batches import (
+    MAX_POSITIONS,
+    make_micro_batches,
+    make_rows,
+    price,
+    shared_length,
+    tree_attention,
+    tree_row,
+)
 from learner.update.policy import PolicyModule, micro_batch_inputs, sharing_width
-from learner.update.rows import MAX_POSITIONS, make_rows, price, shared_length, tree_attention, tree_row
 from learner.update.target_logp import logits_after_head
 from tests.integration.learner.tiny_qwen3 import tiny_model
 from tests.trajectories import batch_of, make_trajectory, with_routes
