@@ -5,8 +5,11 @@ from pathlib import Path
 import torch
 
 from learner.checkpoint_files import latest_name
+from learner.settings.algorithm import AlgorithmConfig
+from learner.settings.learner import OptimizerConfig
 from learner.update.checkpoint import ShardReader
 from protocol.weights.format import layout
+from tests.trajectories import make_batch_of_groups
 
 TIMED = {"learner/step_seconds", "learner/tflops_per_rank"}
 """Metrics of an update that depend on the clock."""
@@ -55,3 +58,28 @@ def assert_equal_checkpoints(one: Path, other: Path) -> None:
         assert found[name][0] == steps, name
         for kind, tensor in tensors.items():
             assert torch.equal(found[name][1][kind], tensor), f"{kind} of {name}"
+
+
+def resumed(start, folder: Path, state, *, lr: float, **settings):
+    """Return an engine after three updates, and one that loaded its checkpoint of the first; their metrics are equal.
+
+    Mini-batches are dealt at random, so the resumed run must continue the random sequence, too.
+    """
+    settings["algorithm"] = AlgorithmConfig(updates_per_batch=2)
+    settings["optimizer"] = OptimizerConfig(lr=lr, schedule="linear", warmup_steps=3)
+    batches = [make_batch_of_groups(2, 4, version=v) for v in range(3)]
+    first = start(**settings)
+    first.update(batches[0], current_version=0)
+    first.save(folder, state)
+    noise = torch.rand(3)
+    expected = [first.update(batch, current_version=2).metrics for batch in batches[1:]]
+
+    second = start(**settings)
+    # This update makes a different past, which loading must overwrite.
+    second.update(batches[2], current_version=2)
+    assert second.load(folder) == state
+    assert torch.equal(torch.rand(3), noise)
+    found = [second.update(batch, current_version=2).metrics for batch in batches[1:]]
+    for a, b in zip(expected, found, strict=True):
+        assert without_times(a) == without_times(b)
+    return first, second

@@ -18,8 +18,8 @@ from learner.update.scores import score_mini_batches
 from tests.integration.learner.published import (
     assert_equal_checkpoints,
     assert_weights_close,
+    resumed,
     weights_of,
-    without_times,
 )
 from tests.integration.learner.tiny_qwen3 import VOCAB
 from tests.methods import method
@@ -301,25 +301,14 @@ def score(weights, trajectories, model):
     ("stage", "dtype"), [(0, "float32"), (1, "float32"), (2, "float32"), (3, "float32"), (2, "bfloat16")]
 )
 def test_resume_is_bit_equal(start, tmp_path, stage, dtype):
-    # Mini-batches are dealt at random, so the resumed run must continue the random sequence, too.
-    algorithm = AlgorithmConfig(updates_per_batch=2)
-    settings = {"zero_stage": stage, "dtype": dtype, "algorithm": algorithm}
-    settings["optimizer"] = OptimizerConfig(lr=1e-3, schedule="linear", warmup_steps=3)
-    batches = [make_batch_of_groups(2, 4, version=v) for v in range(3)]
-    first = start(**settings)
-    first.update(batches[0], current_version=0)
-    first.save(tmp_path, {"step": 1, "nested": {"cursor": [1, 2.5, "x", None]}})
-    noise = torch.rand(3)
-    expected = [first.update(batch, current_version=2).metrics for batch in batches[1:]]
-
-    second = start(**settings)
-    # This update makes a different past, which loading must overwrite.
-    second.update(batches[2], current_version=2)
-    assert second.load(tmp_path) == {"step": 1, "nested": {"cursor": [1, 2.5, "x", None]}}
-    assert torch.equal(torch.rand(3), noise)
-    found = [second.update(batch, current_version=2).metrics for batch in batches[1:]]
-    for a, b in zip(expected, found, strict=True):
-        assert without_times(a) == without_times(b)
+    first, second = resumed(
+        start,
+        tmp_path,
+        {"step": 1, "nested": {"cursor": [1, 2.5, "x", None]}},
+        lr=1e-3,
+        zero_stage=stage,
+        dtype=dtype,
+    )
     assert digest(first) == digest(second)
 
 

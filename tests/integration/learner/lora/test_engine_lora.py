@@ -18,7 +18,7 @@ from learner.update import deepspeed_zero as zero
 from learner.update.deepspeed_zero import trained_weights
 from learner.update.engine import TrainingEngine
 from learner.update.lora import published_name
-from tests.integration.learner.published import assert_weights_close, weights_of, without_times
+from tests.integration.learner.published import assert_weights_close, resumed, weights_of
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.methods import method
 from tests.trajectories import make_batch_of_groups
@@ -228,25 +228,7 @@ def test_final_model_is_a_hugging_face_folder_without_adapters(start, tmp_path, 
     ("stage", "dtype"), [(0, "float32"), (1, "float32"), (2, "float32"), (3, "float32"), (2, "bfloat16")]
 )
 def test_resume_is_bit_equal(start, tmp_path, stage, dtype):
-    # Mini-batches are dealt at random, so the resumed run must continue the random sequence, too.
-    algorithm = AlgorithmConfig(updates_per_batch=2)
-    settings = {"zero_stage": stage, "dtype": dtype, "algorithm": algorithm}
-    settings["optimizer"] = OptimizerConfig(lr=1e-2, schedule="linear", warmup_steps=3)
-    batches = [make_batch_of_groups(2, 4, version=v) for v in range(3)]
-    first = start(**settings)
-    first.update(batches[0], current_version=0)
-    first.save(tmp_path, {"step": 1})
-    noise = torch.rand(3)
-    expected = [first.update(batch, current_version=2).metrics for batch in batches[1:]]
-
-    second = start(**settings)
-    # This update makes a different past, which loading must overwrite.
-    second.update(batches[2], current_version=2)
-    assert second.load(tmp_path) == {"step": 1}
-    assert torch.equal(torch.rand(3), noise)
-    found = [second.update(batch, current_version=2).metrics for batch in batches[1:]]
-    for a, b in zip(expected, found, strict=True):
-        assert without_times(a) == without_times(b)
+    first, second = resumed(start, tmp_path, {"step": 1}, lr=1e-2, zero_stage=stage, dtype=dtype)
     assert_equal(factors_of(second), factors_of(first))
     assert_equal(weights_of(second), weights_of(first))
 
