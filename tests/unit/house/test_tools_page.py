@@ -54,8 +54,15 @@ def test_the_whole_job_passes_check(job, capsys):
     assert err == ""
 
 
-def test_check_refuses_a_template_that_does_not_take_tool_results(job, tmp_path, capsys):
+def test_check_refuses_a_template_that_does_not_take_tools(job, tmp_path, capsys):
     template(tmp_path / "model", "phi3")
+    assert main(job) == 1
+    assert "the chat template leaves out the tools, for example 'add'" in capsys.readouterr().err
+
+
+def test_check_refuses_a_template_that_does_not_take_tool_results(job, tmp_path, capsys):
+    path = tmp_path / "model" / "chat_template.jinja"
+    path.write_text(path.read_text().replace('message.role == "tool"', 'message.role == "nobody"'))
     assert main(job) == 1
     said = capsys.readouterr().err
     assert "env: the second turn of an episode: chat template of " in said
