@@ -66,11 +66,13 @@ def module_exists(name):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_command_that_a_page_names_exists(page):
+def test_every_program_and_test_that_a_page_names_exists(page):
     """Tables of closed experiments tell which command wrote them, and which commit has its program."""
     text = re.sub(r"<!-- results: .*?<!-- end -->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     named = re.findall(r"(?:python -m |`)((?:benchmarks|tests\.campaigns)\.[a-z_.]+[a-z_])\b", text)
     assert {name for name in named if not module_exists(name)} == set()
+    paths = re.findall(r"(?<![\w./])((?:benchmarks|tests)/[\w./-]+\.(?:py|toml|json))\b", text)
+    assert {path for path in paths if not (ROOT / path).exists()} == set()
 
 
 def test_the_comparison_of_recipes_says_which_are_one_algorithm_as_shipped():
