@@ -21,7 +21,7 @@ from broker.core.records import (
 )
 from broker.core.state import BrokerState
 from broker.core.tasks import Recent
-from broker.core.units import goes_back, named, no_step_back, process
+from broker.core.units import counted_by_name, goes_back, no_step_back, process_of
 from broker.errors import BrokerError, TryLater
 from protocol import names
 from protocol.codec import MAX_HEADER_BYTES
@@ -45,11 +45,11 @@ ID_OVERHEAD, MESSAGE_OVERHEAD = 3, 1_024
 """Bytes of a string's head in MessagePack, and bytes reserved in a Held for everything but ids."""
 
 
-def held(state: BrokerState) -> list[Held]:
+def held_messages(state: BrokerState) -> list[Held]:
     """Return messages that list the tasks a learner need not put again, and the units it may be done with."""
     units = [unit.unit_id for unit in state.deliveries.units() if unit.deliveries]
-    messages = [Held(task_ids=part, more=True) for part in _parts(_held_task_ids(state))]
-    *others, last = _parts(units) or [[]]
+    messages = [Held(task_ids=part, more=True) for part in _id_lists(_held_task_ids(state))]
+    *others, last = _id_lists(units) or [[]]
     return [*messages, *(Held(unit_ids=part, more=True) for part in others), Held(unit_ids=last)]
 
 
@@ -71,7 +71,7 @@ def done_task_ids(state: BrokerState, *purposes: str) -> list[str]:
     return [names.task_of(trajectory) for trajectory in done]
 
 
-def _parts(ids: Iterable[str]) -> list[list[str]]:
+def _id_lists(ids: Iterable[str]) -> list[list[str]]:
     """Split ids into lists, each as long as one message can hold."""
     parts, room = list[list[str]](), 0
     for one in ids:
@@ -199,20 +199,24 @@ class LearnerSide:
         self.learner = peer
         state.deliveries.expire_all(void=False)
         if before is not None and goes_back(state.steps, before, peer.hello):
-            lost = named(state.steps.behind(peer.hello.step))
+            lost = counted_by_name(state.steps.behind(peer.hello.step))
             log.warning(
                 "the learner goes back from step %d to %d: %s are lost",
                 state.steps.released,
                 peer.hello.step,
                 lost,
             )
-        if before is None or process(before) != process(peer.hello) or before.deliver != peer.hello.deliver:
+        if (
+            before is None
+            or process_of(before) != process_of(peer.hello)
+            or before.deliver != peer.hello.deliver
+        ):
             state.record(LearnerJoined(hello=peer.hello), now)
         self._notices.forget()
 
     def welcome(self, peer: Peer) -> None:
         """Send the learner the tasks that it need not put again, and the units that it may be done with."""
-        for message in held(self._state):
+        for message in held_messages(self._state):
             self._state.outbox.send(peer.name, message)
 
     def left(self, peer: Peer, *, on_purpose: bool) -> None:

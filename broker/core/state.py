@@ -23,7 +23,7 @@ from broker.core.records import (
     UnitDropped,
 )
 from broker.core.tasks import SegmentFlow, TaskQueue
-from broker.core.units import Assembly, Deliveries, LearnerSteps, process, release, take_over
+from broker.core.units import Assembly, Deliveries, LearnerSteps, process_of, take_over
 from broker.errors import StateBroken
 from protocol.codec import Buffer
 from protocol.messages.episodes import CancelTask, Dropped, Segment, Task
@@ -158,7 +158,7 @@ class BrokerState:
             case Committed():
                 self._commit(event)
             case Released(step=step):
-                release(self.deliveries, self.steps, step)
+                self.steps.note_release(self.deliveries.release(step), step)
                 self.deliveries.survived()
             case LearnerJoined(hello=hello):
                 self._join(hello, now)
@@ -199,7 +199,7 @@ class BrokerState:
                 if not self.deliveries.knows(unit_id):
                     self.ledger.refuse("unknown_unit")
                 self.deliveries.commit(unit_id, outcome, event.step)
-        self.steps.committed = max(self.steps.committed, event.step)
+        self.steps.note_commit(event.step)
         self.ledger.replayed_tokens += event.replayed_tokens
 
     def _join(self, hello: Hello, now: float) -> None:
@@ -207,7 +207,7 @@ class BrokerState:
         before, self.lineage = self.lineage, hello
         if before is None:
             self.steps.begin(hello.step, new_line=True)
-        elif process(before) != process(hello):
+        elif process_of(before) != process_of(hello):
             self._cancel_all(*take_over(self.deliveries, self.steps, before, hello))
             self.steps.begin(hello.step, new_line=before.lineage != hello.lineage)
         self.assembly.set_mode(hello.deliver, now)

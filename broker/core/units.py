@@ -310,8 +310,13 @@ class LearnerSteps(Struct):
     units: list[ReleasedUnit] = []
     """Units released last, the newest at the end."""
 
-    def note(self, units: Iterable[Unit]) -> None:
-        """Keep the names of units that are released now."""
+    def note_commit(self, step: int) -> None:
+        """Note that the learner named a step in a Commit."""
+        self.committed = max(self.committed, step)
+
+    def note_release(self, units: Iterable[Unit], step: int) -> None:
+        """Note that a checkpoint covers a step, and keep the names of the units that are released with it."""
+        self.released = max(self.released, step)
         for unit in units:
             assert unit.outcome is not None
             tally = Tally()
@@ -338,11 +343,11 @@ class LearnerSteps(Struct):
         self.committed = self.released = step
 
 
-def named(units: Sequence[ReleasedUnit]) -> str:
+def counted_by_name(units: Sequence[ReleasedUnit]) -> str:
     """Return a text that counts units and names them, as many as fit into a line.
 
     Example:
-        >>> named([ReleasedUnit("1g7", 3, "trained", 4, 90, 60, [60])])
+        >>> counted_by_name([ReleasedUnit("1g7", 3, "trained", 4, 90, 60, [60])])
         '1 units of 90 tokens (1g7)'
     """
     tokens = sum(unit.tokens for unit in units)
@@ -362,7 +367,7 @@ def no_step_back(steps: LearnerSteps, step: int) -> Refused:
     )
     text = (
         f"this learner continues at step {step}, but a checkpoint of step {steps.released} was written: "
-        f"{named(steps.behind(step))} of the steps between are deleted and cannot be trained again; resume "
+        f"{counted_by_name(steps.behind(step))} of the steps between are deleted and cannot be trained again; resume "
         f"from the checkpoint of step {steps.released}, or {accept}"
     )
     return Refused(code="step_back", message=text, fatal=True)
@@ -574,7 +579,7 @@ class Deliveries:
         self._ready.pop(unit.age, None)
 
 
-def process(hello: Hello) -> tuple[str, int, int]:
+def process_of(hello: Hello) -> tuple[str, int, int]:
     """Return what identifies a learner process: name, incarnation and epoch."""
     return hello.peer, hello.incarnation, hello.epoch
 
@@ -585,13 +590,7 @@ def goes_back(steps: LearnerSteps, before: Hello, hello: Hello) -> bool:
     A learner that begins a new line at step 0 starts anew, which is no step back.
     """
     continues = before.lineage == hello.lineage or hello.step > 0
-    return process(before) != process(hello) and continues and steps.goes_back(hello.step)
-
-
-def release(deliveries: Deliveries, steps: LearnerSteps, step: int) -> None:
-    """Release the units committed up to this step, and keep their names."""
-    steps.note(deliveries.release(step))
-    steps.released = max(steps.released, step)
+    return process_of(before) != process_of(hello) and continues and steps.goes_back(hello.step)
 
 
 def take_over(deliveries: Deliveries, steps: LearnerSteps, before: Hello, hello: Hello) -> tuple[str, ...]:
@@ -605,7 +604,7 @@ def take_over(deliveries: Deliveries, steps: LearnerSteps, before: Hello, hello:
     for unit in steps.behind(hello.step) if goes_back(steps, before, hello) else ():
         deliveries.lose(unit)
     if before.lineage == hello.lineage:
-        release(deliveries, steps, hello.step)
+        steps.note_release(deliveries.release(hello.step), hello.step)
         deliveries.uncommit_all()
         return ("eval",)
     if hello.step:

@@ -80,68 +80,6 @@ MAX_FORGOTTEN = 8
 """Upper limit of the files of deleted files that are removed at a time, because each removal is synced."""
 
 
-class Retention:
-    """One deletion at a time: it is asked for, and done when the disk has what makes the files needless.
-
-    Args:
-        keep_bytes: bytes of the journal up to which nothing is deleted.
-        files: bytes of each file by number. The journal adds files; a deletion removes them.
-        released: numbers of files that were deleted and still have an empty file that stands for them.
-    """
-
-    def __init__(
-        self, folder: Path, keep_bytes: int, files: dict[int, int], released: list[int], writer: Writer
-    ) -> None:
-        self._folder, self._keep_bytes, self._writer = folder, keep_bytes, writer
-        self._files, self._released = files, released
-        self._needed: set[int] = set()
-        self._below = self._at = 0
-        """The files below `_below` may go once the disk has `_at` records; 0: no deletion is pending."""
-
-    @property
-    def pending(self) -> bool:
-        """Whether a deletion was asked for and is not done."""
-        return self._below > 0
-
-    def ask(self, needed: Iterable[int], below: int) -> None:
-        """Ask to delete files with a number under ``below`` that are not needed.
-
-        While a deletion is pending this does nothing, because it would only postpone that one.
-        """
-        if not self.pending:
-            self._needed, self._below, self._at = set(needed), below, self._writer.count
-
-    def work(self) -> list[int]:
-        """Do the pending deletion if the disk has what it rests on; return the numbers of the deleted files."""
-        ready = self._writer.durable_file >= self._below and self._writer.synced >= self._at
-        gone = list[int]()
-        if not self.pending or not ready:
-            return gone
-        below, self._below = self._below, 0
-        try:
-            for number in sorted(number for number in self._files if number < below):
-                if sum(self._files.values()) <= self._keep_bytes:
-                    break
-                if number not in self._needed:
-                    release(self._folder, number)
-                    del self._files[number]
-                    gone.append(number)
-                    self._released.append(number)
-            if gone:
-                finish_release(self._folder, gone)
-            self._forget()
-        except OSError as error:
-            log.warning("journal: files that nothing needs are not deleted: %s", error)
-        return gone
-
-    def _forget(self) -> None:
-        below = sorted(number for number in self._released if number < min(self._files))
-        # The empty file with the highest number stands for all deleted files before it.
-        for number in below[:-1][:MAX_FORGOTTEN]:
-            forget_released(self._folder, number)
-            self._released.remove(number)
-
-
 FILE_SNAPSHOTS = 4
 """Size that a file reaches before the next one, in sizes of the snapshot that it begins with.
 
@@ -182,7 +120,11 @@ class Journal:
             self._files[self._file] = len(header)
         start = 0 if header else self._files[self._file]
         self._writer = Writer(config, claim, self._file, start, header, on_durable)
-        self._retention = Retention(folder, config.keep_bytes, self._files, list(here.released), self._writer)
+        self._released = list(here.released)
+        """Numbers of files that were deleted and still have an empty file that stands for them."""
+        self._needed: set[int] = set()
+        self._below = self._at = 0
+        """The files below `_below` that are not `_needed` may go once the disk has `_at` records; 0: none is to go."""
 
     @classmethod
     def open(
@@ -327,17 +269,45 @@ class Journal:
         Deletion waits until the disk has the newest snapshot and all records appended by now; then `flush`
         does it. A call while a deletion is pending does not change it, because that would only postpone it.
         """
-        self._retention.ask(needed, below=self._snapshot_file)
+        if not self.releasing:
+            self._needed, self._below, self._at = set(needed), self._snapshot_file, self._writer.count
         self._release()
 
     @property
     def releasing(self) -> bool:
         """Whether a deletion that `retain` asked for is pending."""
-        return self._retention.pending
+        return self._below > 0
 
     def _release(self) -> None:
-        for number in self._retention.work():
+        """Do the deletion that was asked for, if the disk has what it rests on."""
+        ready = self._writer.durable_file >= self._below and self._writer.synced >= self._at
+        if not self.releasing or not ready:
+            return
+        below, self._below = self._below, 0
+        gone = list[int]()
+        try:
+            for number in sorted(number for number in self._files if number < below):
+                if self.nbytes <= self._config.keep_bytes:
+                    break
+                if number not in self._needed:
+                    release(self._folder, number)
+                    del self._files[number]
+                    gone.append(number)
+                    self._released.append(number)
+            if gone:
+                finish_release(self._folder, gone)
+            self._forget_released()
+        except OSError as error:
+            log.warning("journal: files that nothing needs are not deleted: %s", error)
+        for number in gone:
             self._readers.forget(number)
+
+    def _forget_released(self) -> None:
+        below = sorted(number for number in self._released if number < min(self._files))
+        # The empty file with the highest number stands for all deleted files before it.
+        for number in below[:-1][:MAX_FORGOTTEN]:
+            forget_released(self._folder, number)
+            self._released.remove(number)
 
     @property
     def nbytes(self) -> int:

@@ -46,6 +46,40 @@ class Survey:
     next_number: int = 0
     """Number of the next record."""
 
+    def add_file(self, losses: list[Loss], contents: Contents, expected: int | None) -> int | None:
+        """Add a file and its losses; return the number that the first record of the next file must have."""
+        self.files[contents.number] = len(contents.data)
+        if contents.header is not None:
+            self.runs.add(contents.header.run)
+            expected = contents.header.first
+        for item in contents.found:
+            if isinstance(item, FoundRecord):
+                expected = item.number + 1
+                self.snapshot = item.place if item.kind is Kind.SNAPSHOT else self.snapshot
+            elif not item.torn:
+                losses.append(item)
+        return expected
+
+    def classify_end(self, contents: Contents) -> None:
+        """Classify an incomplete end of the newest file.
+
+        It is torn, or the file was not begun in full. If the disk is known to have had what is missing, it is damage.
+        """
+        number, size, torn = contents.number, len(contents.data), contents.torn
+        least = self.mark.bytes_of(number)
+        what = f"{size} bytes, at least {least} were written; how many records is not known"
+        if torn is None:
+            if size < least:
+                contents.found.append(Loss(number, size, least - size, 0, what))
+        elif self.mark.covers(number, torn.offset):
+            nbytes = max(size, least) - torn.offset
+            what = f"{torn.what}; {what}" if size < least else torn.what
+            contents.found[-1] = torn._replace(nbytes=nbytes, what=what, torn=False)
+        elif contents.header is None:
+            self.unbegun = [number]
+        else:
+            self.torn = torn
+
 
 def survey(folder: Path) -> Survey:
     """Read and check all files of a journal.
@@ -59,7 +93,7 @@ def survey(folder: Path) -> Survey:
     expected: int | None = None
     before: Contents | None = None
     for number in logs:
-        found = _next(folder, here, number, before, expected)
+        found = _next_file(folder, here, number, before, expected)
         if found is None:
             here.released.append(number)
             continue
@@ -76,8 +110,8 @@ def survey(folder: Path) -> Survey:
             losses.append(before.torn._replace(torn=False))
         losses += [gap] if gap is not None else []
         if number == logs[-1]:
-            _last(here, contents)
-        expected = _note(here, losses, contents, expected)
+            here.classify_end(contents)
+        expected = here.add_file(losses, contents, expected)
         before = contents
     if here.mark.file > max(logs, default=0):
         losses.append(_missing_newest(here.mark))
@@ -98,7 +132,7 @@ def records(folder: Path) -> Iterator[Record | Loss]:
     newest = max(numbers(folder), default=0)
     for contents in each_file(folder):
         if contents.number == newest:
-            _last(here, contents)
+            here.classify_end(contents)
         for item in contents.found:
             if isinstance(item, FoundRecord):
                 yield contents.record(item)
@@ -108,7 +142,7 @@ def records(folder: Path) -> Iterator[Record | Loss]:
         yield _missing_newest(here.mark)
 
 
-def _next(
+def _next_file(
     folder: Path, here: Survey, number: int, before: Contents | None, expected: int | None
 ) -> tuple[Contents, Loss | None] | None:
     """Read the file of this number; return it with what is missing before it, or None if it was released."""
@@ -128,44 +162,8 @@ def _next(
     return contents, Loss(last, 0, nbytes, contents.header.first - (expected or 0), what)
 
 
-def _note(here: Survey, losses: list[Loss], contents: Contents, expected: int | None) -> int | None:
-    """Add one file to the survey; return the number that the first record of the next file must have."""
-    here.files[contents.number] = len(contents.data)
-    if contents.header is not None:
-        here.runs.add(contents.header.run)
-        expected = contents.header.first
-    for item in contents.found:
-        if isinstance(item, FoundRecord):
-            expected = item.number + 1
-            here.snapshot = item.place if item.kind is Kind.SNAPSHOT else here.snapshot
-        elif not item.torn:
-            losses.append(item)
-    return expected
-
-
 def _missing_newest(mark: Mark) -> Loss:
     return Loss(mark.file, 0, mark.nbytes, 0, "missing, the newest; how many records is not known")
-
-
-def _last(here: Survey, contents: Contents) -> None:
-    """Classify an incomplete end of the newest file.
-
-    It is torn, or the file was not begun in full. If the disk is known to have had what is missing, it is damage.
-    """
-    number, size, torn = contents.number, len(contents.data), contents.torn
-    least = here.mark.bytes_of(number)
-    what = f"{size} bytes, at least {least} were written; how many records is not known"
-    if torn is None:
-        if size < least:
-            contents.found.append(Loss(number, size, least - size, 0, what))
-    elif here.mark.covers(number, torn.offset):
-        nbytes = max(size, least) - torn.offset
-        what = f"{torn.what}; {what}" if size < least else torn.what
-        contents.found[-1] = torn._replace(nbytes=nbytes, what=what, torn=False)
-    elif contents.header is None:
-        here.unbegun = [number]
-    else:
-        here.torn = torn
 
 
 def _end(before: Contents, after: Contents, expected: int, least: int) -> Loss | None:

@@ -19,7 +19,7 @@ import msgspec
 from broker.config import BrokerConfig
 from broker.core.records import AnyEvent, Committed, Counted, LearnerJoined, decode_event
 from broker.core.state import BrokerState
-from broker.core.units import process
+from broker.core.units import process_of
 from broker.errors import BrokerError
 from broker.journal.files import numbers
 from broker.journal.opening import records
@@ -224,7 +224,7 @@ class Replay:
                     self.audit.lineages += 1
                     # A learner that goes back on purpose begins a new line at the step of its checkpoint.
                     self._cut(hello.step if hello.step_back else 0, kept=())
-                elif process(before) != process(hello):
+                elif process_of(before) != process_of(hello):
                     committed = [unit for unit in self.state.deliveries.saved() if unit.outcome is not None]
                     self._cut(hello.step, kept=(stored.key for unit in committed for stored in unit.segments))
 
