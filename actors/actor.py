@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 
 from actors.config import ActorConfig
-from actors.environments import LiveSuite
+from actors.environments import EnvironmentRunner, LiveSuite
 from actors.episode import Bounds, Episode
 from actors.errors import ActorError
 from actors.generator_client import GeneratorPool
@@ -61,6 +61,7 @@ class Actor:
         keys: Path | None = None,
         *,
         in_step: bool = False,
+        environments: EnvironmentRunner | None = None,
     ) -> None:
         self._config, self._run, self._renderer = config, run, renderer
         self._suite = LiveSuite(
@@ -68,6 +69,7 @@ class Actor:
             calls=config.concurrent_episodes,
             timeout_s=config.env_timeout_s,
             on_failure=self._give_up,
+            environments=environments,
         )
         self._bounds = Bounds(config.segment_tokens, config.max_turns, config.env_timeout_s, in_step)
         self._pool = self._generators(name, config.generator_timeout_s, keys)

@@ -11,6 +11,7 @@ import queue
 import sys
 import threading
 import time
+from bdb import BdbQuit
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -405,6 +406,40 @@ class EnvironmentRunner:
         raise _took_longer(call.what, timeout_s, place)
 
 
+class CallsHere(EnvironmentRunner):
+    """Runs the code of environments in the caller's thread and event loop, so that a debugger stops in it.
+
+    There are no deadlines: a function that does not return stops everything.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(calls=1)
+
+    async def call(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        what: str,
+        timeout_s: float,
+        on_loop: bool = False,
+    ) -> Any:
+        """Call a function of an environment and return its result, like `EnvironmentRunner.call`.
+
+        Raises:
+            KeyboardInterrupt: the person at the debugger wants to end.
+            Exception: the function's own errors.
+        """
+        self.running += 1
+        try:
+            result = function(*arguments)
+            return await result if inspect.isawaitable(result) else result
+        except BdbQuit:
+            # Otherwise it would count as an error of the environment, and the run would go on.
+            raise KeyboardInterrupt from None
+        finally:
+            self.running -= 1
+
+
 class SuiteCaller:
     """Calls functions of one suite, and of episodes that began with it.
 
@@ -470,13 +505,20 @@ class LiveSuite:
         calls: plain functions that may run at the same time.
         timeout_s: longest time that the suite may take to report its gauges.
         on_failure: called with the reason if the suite cannot be made anew, or too many calls never end.
+        environments: runs the suite's code; None: threads do.
     """
 
     def __init__(
-        self, make: Callable[[], Suite], *, calls: int, timeout_s: float, on_failure: Callable[[str], None]
+        self,
+        make: Callable[[], Suite],
+        *,
+        calls: int,
+        timeout_s: float,
+        on_failure: Callable[[str], None],
+        environments: EnvironmentRunner | None = None,
     ) -> None:
         self._make, self._suite, self._timeout_s, self._on_failure = make, make(), timeout_s, on_failure
-        self.environments = EnvironmentRunner(calls=calls)
+        self.environments = environments or EnvironmentRunner(calls=calls)
         self.gauges: dict[str, float] = {}
         """Gauges of the suite, as it last reported them."""
         self._made_at = 0

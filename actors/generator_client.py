@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import zmq
 
 from actors.errors import GenerationFailed, NoGenerator, TurnRefused
 from actors.sampled import FinishReason, Routes, Sampled, nothing, routes_in, together
@@ -20,8 +19,8 @@ from protocol.codec import Frames, encode, encode_arrays, messages_in, unpack_ar
 from protocol.errors import KeysUnusable, ProtocolError
 from protocol.messages.episodes import Sampling
 from protocol.messages.peers import Abort, Chunk, Drain, Generate, GeneratorInfo, Goodbye, Stay
-from protocol.security.client import ClientKeys, HandshakeWatch
-from protocol.sockets import AsyncSocket, dealer
+from protocol.security.client import ClientKeys
+from protocol.sockets import connect
 
 log = logging.getLogger(__name__)
 
@@ -144,10 +143,7 @@ class GeneratorConnection:
         own = None
         if keys is not None:
             own = ClientKeys.read(keys, "actor", actor, "generator", info.peer, info.public_key)
-        socket = dealer(zmq.Context.instance(), actor, own)
-        self._watch = HandshakeWatch(socket, info.endpoint, own, "generator")
-        socket.connect(info.endpoint)
-        self._socket = AsyncSocket(socket, self._received, self._watch)
+        self._socket, self._watch = connect(info.endpoint, actor, own, "generator", self._received)
         self._socket.after_look = self._handshake_looked_at
 
     @property

@@ -43,7 +43,7 @@ from learner.trajectory import Unit
 from learner.update.engine import TrainingEngine
 from protocol.messages.episodes import Task
 from protocol.session import Progress
-from protocol.sockets import ThreadLink
+from protocol.sockets import BlockingLink
 
 
 class SampledCurriculum(Curriculum):
@@ -250,7 +250,7 @@ def learning(
 def _session(
     system: System,
     config: LearnerConfig,
-    link: ThreadLink,
+    link: BlockingLink,
     epoch: int,
     seed: int,
     session_class: type[SessionT],

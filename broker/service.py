@@ -29,6 +29,7 @@ from broker.errors import BindRefused, BrokerError, JournalError, NameInUse, Sta
 from broker.output_commit import OutputCommit
 from broker.status import prometheus, status
 from protocol.codec import AnyMessage, Buffer, decode, encode, encode_delivery, open_envelope
+from protocol.direct import DirectListener, is_direct
 from protocol.errors import LimitExceeded, LinkDown, ProtocolError
 from protocol.messages.episodes import Deliver
 from protocol.messages.fields import MAX_ITEMS
@@ -264,7 +265,7 @@ class PeerSocket:
         """Keys that may connect; None without encryption."""
         self.identities: Identities | None = None
         """Names of the connections that speak for peers; None without encryption, where the routing id is the name."""
-        self.socket: AsyncSocket | None = None
+        self.socket: AsyncSocket | DirectListener | None = None
 
     def bind(
         self,
@@ -285,6 +286,9 @@ class PeerSocket:
         Raises:
             BindRefused: the address is taken, or does not belong to this host.
         """
+        if is_direct(endpoint):
+            self.socket = DirectListener(endpoint, received)
+            return
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         if keys is not None:
             self.guard = Guard(context, keys, "broker")
@@ -448,7 +452,7 @@ class Service:
         self._admitted: AllowList | None = None
         """Allow-list of which the dispatcher knows."""
         self._stop = asyncio.Event()
-        self._flushing = False
+        self._flushing = self._ended = False
         self._broken: BrokerError | None = None
 
     async def run(self, host: str, port: int) -> None:
@@ -456,7 +460,7 @@ class Service:
         loop = asyncio.get_running_loop()
         self._output_commit.bell.heard = partial(loop.call_soon_threadsafe, self._release)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self.stop)
         self._bind()
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -470,9 +474,14 @@ class Service:
                     raise self._broken
                 await self._drain()
         finally:
+            self._ended = True
             self._output_commit.bell.heard = lambda: None
             self._peers.close()
             self._output_commit.close()
+
+    def stop(self) -> None:
+        """Drain, then return from `run`."""
+        self._stop.set()
 
     def _bind(self) -> None:
         connected = self._dispatcher.state.peers
@@ -606,7 +615,7 @@ class Service:
 
     def _flush(self) -> None:
         self._flushing = False
-        if self._broken is not None:
+        if self._broken is not None or self._ended:
             return
         try:
             self._peers.send(self._output_commit.flush())

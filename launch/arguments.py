@@ -253,6 +253,17 @@ def add_with_run_file(commands: Commands, name: str, text: str) -> None:
             action="store_true",
             help="with --resume: accept another seed, environment, model, reward or family",
         )
+        command.add_argument(
+            "--in-process",
+            action="store_true",
+            help="run all roles in this process and one event loop, for a debugger: docs/extend/debugging.md",
+        )
+        command.add_argument(
+            "--journal",
+            choices=("disk", "memory"),
+            default="disk",
+            help="with --in-process: whether the broker keeps its journal in the run folder; default: disk",
+        )
     if name == "learner":
         command.add_argument(
             "--node",

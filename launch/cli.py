@@ -55,6 +55,8 @@ def parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         parser().error(f"unrecognized arguments: {' '.join(unknown)}")
     if getattr(args, "from_step", None) is not None and not args.resume:
         parser().error("--from STEP is for --resume")
+    if getattr(args, "journal", "disk") == "memory" and not args.in_process:
+        parser().error("--journal memory is for --in-process: other runs recover from the disk")
     if args.command == "samples" and args.n < 1:
         parser().error("-n COUNT is at least 1")
     return args, rest
@@ -143,7 +145,10 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
         case "check":
             show_check(args, config)
         case "train":
-            train_here(args, config)
+            if args.in_process:
+                train_for_debugging(args, config)
+            else:
+                train_here(args, config)
         case "plan":
             from launch.plan.command import plan
 
@@ -193,6 +198,28 @@ def train_here(args: argparse.Namespace, config: RunConfig) -> None:
             changed=args.changed,
             panel=panel,
         )
+
+
+def train_for_debugging(args: argparse.Namespace, config: RunConfig) -> None:
+    """Try what a run file names, then train with all roles in this process."""
+    from launch.in_process import alone, breakpoints_left_out, refuse, train_in_process
+    from launch.supervise.summary import summary_rows
+
+    refuse(config)
+    config = alone(config)
+    with breakpoints_left_out():
+        tried = examined(config)
+    for remark in tried.remarks:
+        sys.stderr.write(f"{remark}\n")
+    summary = train_in_process(
+        tried.config,
+        resume=args.resume,
+        from_step=args.from_step,
+        changed=args.changed,
+        journal=args.journal,
+    )
+    for name, value in summary_rows(summary):
+        sys.stdout.write(f"{name:<22} {value}\n")
 
 
 def examined(config: RunConfig) -> "Examined":

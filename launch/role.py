@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +23,7 @@ from learner.errors import NothingToLearn
 from protocol.errors import GpuUnusable, KeysUnusable, LinkDown
 from protocol.processes import die_with_parent
 from protocol.security.keys import key_pair, principal
+from protocol.sockets import BlockingLink, ThreadLink
 
 ROLES = ("broker", "learner", "generator", "actor", "weights", "judge", "model")
 
@@ -91,7 +93,13 @@ def model(config: RunConfig) -> None:
 
 
 def learner(
-    config: RunConfig, folder: Path, keys: Path | None, *, resume: bool, from_step: int | None = None
+    config: RunConfig,
+    folder: Path,
+    keys: Path | None,
+    *,
+    resume: bool,
+    from_step: int | None = None,
+    connect: Callable[..., BlockingLink] = ThreadLink,
 ) -> None:
     from launch.servers import weights_url
     from learner.evaluations import run_evaluation
@@ -126,6 +134,7 @@ def learner(
         keys=keys,
         weights_url=weights_url(config, keys),
         # The float type of a server run by others is not known here.
+        connect=connect,
         generator_dtype="bfloat16" if config.generator.backend == "http" else config.generator.dtype_used,
     )
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from learner.update.report import FloatType, limit_of
 from protocol.files import write_whole
 from protocol.processes import lock_of_environment
 from protocol.session import Progress
-from protocol.sockets import ThreadLink
+from protocol.sockets import BlockingLink, ThreadLink
 
 if TYPE_CHECKING:
     from learner.update.engine import TrainingEngine
@@ -47,6 +48,7 @@ def run_learner(
     keys: Path | None = None,
     weights_url: str = "",
     generator_dtype: FloatType = "float32",
+    connect: Callable[..., BlockingLink] = ThreadLink,
 ) -> None:
     """Train until done, then write ``run_dir/result.json``. Blocks; SIGTERM ends it with a checkpoint.
 
@@ -56,6 +58,7 @@ def run_learner(
         keys: folder of the keys; None: nothing is encrypted.
         weights_url: URL from which other hosts can fetch versions; empty: only this host can.
         generator_dtype: float type in which generators compute, for the comparison of their log-probabilities.
+        connect: makes the connection to the broker.
 
     Raises:
         LinkDown: no broker answered, or it serves another run.
@@ -70,7 +73,7 @@ def run_learner(
         step_back(run_dir / CHECKPOINTS, from_step)
     begin = start(run_dir, resume=resume, lockstep=lockstep)
     progress = _Progress()
-    link = _join_from(begin, config, broker, run, progress=progress, keys=keys)
+    link = _join_from(begin, config, broker, run, progress=progress, keys=keys, connect=connect)
     stop.limit(max_minutes)
     curriculum = Curriculum(env_name, config, begin.epoch, lineage=begin.lineage)
     session = BrokerSession(
@@ -89,8 +92,15 @@ def run_learner(
 
 
 def _join_from(
-    begin: Start, config: LearnerConfig, broker: str, run: str, *, progress: "_Progress", keys: Path | None
-) -> ThreadLink:
+    begin: Start,
+    config: LearnerConfig,
+    broker: str,
+    run: str,
+    *,
+    progress: "_Progress",
+    keys: Path | None,
+    connect: Callable[..., BlockingLink],
+) -> BlockingLink:
     """Join the broker with the starting point of this process."""
     return join(
         config,
@@ -103,6 +113,7 @@ def _join_from(
         stepped_back=begin.stepped_back or not config.checkpoint_every,
         progress=progress,
         keys=keys,
+        connect=connect,
     )
 
 

@@ -23,7 +23,7 @@ from protocol.messages.fields import DeliveryUnit
 from protocol.messages.peers import Hello
 from protocol.processes import GpuLock
 from protocol.session import Progress
-from protocol.sockets import ThreadLink
+from protocol.sockets import BlockingLink, ThreadLink
 from protocol.weights.format import check_names
 
 if TYPE_CHECKING:
@@ -179,7 +179,8 @@ def join(
     step: int = 0,
     stepped_back: bool = False,
     keys: Path | None = None,
-) -> ThreadLink:
+    connect: Callable[..., BlockingLink] = ThreadLink,
+) -> BlockingLink:
     """Connect to the broker as this epoch's learner.
 
     Args:
@@ -188,6 +189,7 @@ def join(
         step: learner steps that the checkpoint covers.
         stepped_back: whether the run went back to an earlier checkpoint on purpose.
         keys: folder of the keys; None: nothing is encrypted.
+        connect: makes the connection.
 
     Raises:
         LinkDown: no broker answered, or it serves another run.
@@ -204,7 +206,7 @@ def join(
         step_back=stepped_back,
         deliver=DELIVERY_UNITS[config.train_on],
     )
-    link = ThreadLink(broker, hello, progress=progress, keys=keys)
+    link = connect(broker, hello, progress=progress, keys=keys)
     await_broker(link, broker)
     welcome = link.session.welcome
     if welcome is not None and welcome.run != run:
@@ -212,7 +214,7 @@ def join(
     return link
 
 
-def await_broker(link: ThreadLink, broker: str) -> None:
+def await_broker(link: BlockingLink, broker: str) -> None:
     """Wait until the broker has answered.
 
     Raises:
@@ -232,4 +234,4 @@ def await_broker(link: ThreadLink, broker: str) -> None:
                 or f"no broker took the learner on at {broker} within {JOIN_TIMEOUT_S:g} s; is it started, and is "
                 "broker.endpoint the same for both?"
             )
-        time.sleep(0.05)
+        link.wait(0.05)

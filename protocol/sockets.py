@@ -1,7 +1,8 @@
 """ZeroMQ sockets with the limits of this protocol, and a peer's connection to the broker over them.
 
 `AsyncSocket` drives a socket on an asyncio loop. `AsyncLink` is a peer's connection for such a loop, `ThreadLink` one
-with a thread of its own. The peer's side without sockets is `protocol.session`.
+with a thread of its own, and `LoopLink` one for code that blocks in the process of all others (`protocol.direct`). The
+peer's side without sockets is `protocol.session`.
 """
 
 import asyncio
@@ -18,9 +19,11 @@ from typing import Any, cast
 import zmq
 
 from protocol.codec import MAX_BODY_BYTES, AnyMessage, Buffer, Frames, enclose, encode, messages_in
+from protocol.direct import DirectConnection, is_direct
 from protocol.errors import LinkDown
 from protocol.messages.peers import Goodbye, Heartbeat, Hello, Refused, Welcome
 from protocol.security.client import HANDSHAKE_MS, ClientKeys, HandshakeWatch, unguessable_id
+from protocol.security.keys import KeyRole
 from protocol.session import Progress, Session
 
 log = logging.getLogger(__name__)
@@ -285,6 +288,25 @@ class AsyncSocket:
         return (self._socket.recv_multipart(_AGAIN),)
 
 
+def connect(
+    endpoint: str, identity: str, keys: ClientKeys | None, server: KeyRole, on_frames: OnFrames
+) -> tuple[AsyncSocket | DirectConnection, HandshakeWatch | DirectConnection]:
+    """Connect to a server, and return the connection and the watch of its handshakes.
+
+    Args:
+        identity: name of this peer.
+        server: role of the server, for errors.
+        on_frames: called with the frames of every message.
+    """
+    if is_direct(endpoint):
+        direct = DirectConnection(endpoint, identity, on_frames)
+        return direct, direct
+    socket = dealer(zmq.Context.instance(), identity, keys)
+    watch = HandshakeWatch(socket, endpoint, keys, server)
+    socket.connect(endpoint)
+    return AsyncSocket(socket, on_frames, watch), watch
+
+
 TICK_S = 0.1
 
 Inbox = tuple[AnyMessage, list[bytes]] | Exception | None
@@ -321,10 +343,7 @@ class AsyncLink:
         self._on_failure, self._failure, self._refused = on_failure, "", ""
         self._joined = asyncio.Event()
         self._endpoint = endpoint
-        socket = dealer(zmq.Context.instance(), hello.peer, own)
-        self._watch = HandshakeWatch(socket, endpoint, own, "broker")
-        socket.connect(endpoint)
-        self._socket = AsyncSocket(socket, self._received, self._watch)
+        self._socket, self._watch = connect(endpoint, hello.peer, own, "broker", self._received)
         self._ticker = asyncio.create_task(self._tick(), name="broker link")
 
     def send(self, message: AnyMessage, body: bytes | None = None) -> None:
@@ -447,6 +466,10 @@ class ThreadLink:
         self._rejoin_asked.set()
         self._wake()
 
+    def wait(self, seconds: float) -> None:
+        """Wait while messages may arrive."""
+        time.sleep(seconds)
+
     def close(self, reason: str = "") -> None:
         self.send(Goodbye(reason=reason))
         self._stop.set()
@@ -532,6 +555,115 @@ class ThreadLink:
             if isinstance(message, Refused) and message.fatal:
                 self.trouble, self.refused = message.message, message
             self.inbox.put((message, rest))
+
+
+class LoopInbox:
+    """Messages for code that blocks: whoever waits for one lets the event loop run meanwhile."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._items, self._arrived = loop, deque[Inbox](), asyncio.Event()
+
+    def put(self, item: Inbox) -> None:
+        self._items.append(item)
+        self._arrived.set()
+
+    def get(self, timeout: float) -> Inbox:
+        """Return the next item. Let the loop run until it is there.
+
+        Raises:
+            queue.Empty: nothing came within ``timeout`` seconds.
+        """
+        if not self._items:
+            self._arrived.clear()
+            with contextlib.suppress(TimeoutError):
+                self._loop.run_until_complete(asyncio.wait_for(self._arrived.wait(), timeout))
+        return self.get_nowait()
+
+    def get_nowait(self) -> Inbox:
+        """Return the next item.
+
+        Raises:
+            queue.Empty: nothing is here.
+        """
+        if not self._items:
+            raise queue.Empty
+        return self._items.popleft()
+
+
+class LoopLink:
+    """A peer's connection to the broker on the loop of all roles of a process, for the role that blocks.
+
+    It is used like a `ThreadLink`, from the thread that may run the loop; only `send` and `send_frames` may be called
+    from others. The loop stands while its owner computes, and runs while its owner waits.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        hello: Hello,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        progress: Callable[[], Progress] = Progress,
+        keys: Path | None = None,
+    ) -> None:
+        self.trouble = ""
+        self.refused: Refused | None = None
+        self.inbox = LoopInbox(loop)
+        self._loop = loop
+
+        async def link() -> AsyncLink:
+            return AsyncLink(
+                endpoint,
+                hello,
+                self._received,
+                on_join=self._joined,
+                progress=progress,
+                on_failure=lambda reason: self.inbox.put(LinkDown(reason)),
+                keys=keys,
+            )
+
+        self._link = loop.run_until_complete(link())
+
+    @property
+    def session(self) -> Session:
+        """State of the connection."""
+        return self._link.session
+
+    def send(self, message: AnyMessage, body: bytes | None = None, *, join: int | None = None) -> None:
+        """Queue a message; see `ThreadLink.send`."""
+        self.send_frames(encode(message, body), join=join)
+
+    def send_frames(self, frames: Frames, *, join: int | None = None) -> None:
+        """Queue a message that is already encoded; see `ThreadLink.send`."""
+        self._loop.call_soon_threadsafe(self._send_if_joined, frames, join)
+
+    def rejoin(self) -> None:
+        """Join again, after all queued messages, so that the broker repeats what it knows."""
+        self._loop.call_soon_threadsafe(lambda: self.session.reconnected(time.monotonic()))
+
+    def wait(self, seconds: float) -> None:
+        """Let the loop run for a while."""
+        self._loop.run_until_complete(asyncio.sleep(seconds))
+
+    def close(self, reason: str = "") -> None:
+        self._loop.run_until_complete(self._link.close(reason))
+
+    def _send_if_joined(self, frames: Frames, join: int | None) -> None:
+        if join is None or (self.session.joined and join == self.session.joins):
+            self._link.send_frames(frames)
+
+    def _joined(self) -> None:
+        self.trouble, self.refused = "", None
+        self.inbox.put(None)
+
+    def _received(self, message: AnyMessage, rest: list[bytes]) -> None:
+        if isinstance(message, Refused) and message.fatal:
+            self.trouble, self.refused = message.message, message
+        self.inbox.put((message, rest))
+
+
+BlockingLink = ThreadLink | LoopLink
+"""Connection of a role whose main thread computes."""
 
 
 def _drain(socket: "zmq.Socket[bytes]") -> None:

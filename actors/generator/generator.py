@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -371,7 +372,7 @@ def serve_generator(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         asyncio.run(
-            _serve(
+            serve_on_loop(
                 config, name=name, broker=broker, model=model, run=run, seed=seed, keys=keys, grace_s=grace_s
             )
         )
@@ -380,7 +381,7 @@ def serve_generator(
         zmq.Context.instance().destroy(linger=1_000)
 
 
-async def _serve(
+async def serve_on_loop(
     config: GeneratorConfig,
     *,
     name: str,
@@ -388,16 +389,22 @@ async def _serve(
     model: str,
     run: str,
     seed: int,
-    keys: Path | None,
-    grace_s: float,
+    keys: Path | None = None,
+    grace_s: float = 0.0,
+    engine: AbstractAsyncContextManager[SamplingEngine] | None = None,
 ) -> None:
+    """Serve on the running event loop, like `serve_generator`.
+
+    Args:
+        engine: context of the engine; None: the one that the settings name, in a process of its own.
+    """
     facts = read_model_facts(Path(model))
     # vLLM warns of much while it starts, so whoever watches this terminal reads whose terminal it is.
     log.info(
         "%s starts its engine (%s) with the model in %s; this may take a minute", name, config.backend, model
     )
     began = time.monotonic()
-    async with _engine(config, model=model, seed=seed) as engine:
+    async with engine or engine_of(config, model=model, seed=seed) as sampling:
         log.info(
             "%s: the engine is up after %.0f s; joining the broker at %s",
             name,
@@ -409,7 +416,7 @@ async def _serve(
         try:
             async with relay(config, cache, run, broker, keys) as weights_url:
                 generator = Generator(
-                    engine, config, facts, stage, name=name, run=run, keys=keys, grace_s=grace_s
+                    sampling, config, facts, stage, name=name, run=run, keys=keys, grace_s=grace_s
                 )
                 generator.weights_url = weights_url
                 await generator.serve(broker)
@@ -417,11 +424,17 @@ async def _serve(
             stage.close()
 
 
-def _engine(
-    config: GeneratorConfig, *, model: str, seed: int
-) -> contextlib.AbstractAsyncContextManager[SamplingEngine]:
-    """Return the context of the engine that the settings name."""
-    return _http_engine(config) if config.backend == "http" else _vllm_engine(config, model=model, seed=seed)
+def engine_of(
+    config: GeneratorConfig, *, model: str, seed: int, one_process: bool = False
+) -> AbstractAsyncContextManager[SamplingEngine]:
+    """Return the context of the engine that the settings name.
+
+    Args:
+        one_process: run vLLM's engine core in this process, see `actors.generator.vllm_engine.one_process`.
+    """
+    if config.backend == "http":
+        return _http_engine(config)
+    return _vllm_engine(config, model=model, seed=seed, one_process=one_process)
 
 
 @contextlib.asynccontextmanager
@@ -436,14 +449,16 @@ async def _http_engine(config: GeneratorConfig) -> AsyncIterator[SamplingEngine]
 
 
 @contextlib.asynccontextmanager
-async def _vllm_engine(config: GeneratorConfig, *, model: str, seed: int) -> AsyncIterator[SamplingEngine]:
+async def _vllm_engine(
+    config: GeneratorConfig, *, model: str, seed: int, one_process: bool
+) -> AsyncIterator[SamplingEngine]:
     from actors.generator.vllm_engine.engine import VllmEngine
 
     lock = lock_of_environment()
     if lock is not None:
         # An engine that starts measures the free memory of its GPU, so the learner must not update meanwhile.
         await hold_together(lock)
-    engine = await VllmEngine.start(config, model=model, seed=seed)
+    engine = await VllmEngine.start(config, model=model, seed=seed, one_process=one_process)
     try:
         if lock is None:
             yield engine

@@ -26,6 +26,7 @@ from actors.generator.requests import (
 from actors.sampled import Sampled, nothing, pieces
 from protocol.arrays import MAX_ROUTE_BYTES
 from protocol.codec import AnyMessage, Buffer, Frames, decode, encode, encode_arrays, open_envelope
+from protocol.direct import DirectListener, is_direct
 from protocol.errors import Malformed, ProtocolError
 from protocol.messages.peers import Abort, Chunk, Drain, Generate, Goodbye, Stay
 from protocol.security.addresses import is_wildcard, split_endpoint
@@ -49,8 +50,14 @@ class Listener:
     """
 
     def __init__(self, config: GeneratorConfig, name: str, keys: Path | None, on_frames: OnRequest) -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._on_frames, self._strangers = on_frames, 0
+        self._guard: Guard | None = None
+        self._socket: AsyncSocket | DirectListener
+        if is_direct(config.endpoint):
+            self.endpoint = config.endpoint
+            self._socket = DirectListener(config.endpoint, on_frames)
+            return
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._guard = Guard(context, keys, "generator", name) if keys is not None else None
         plain = router(context) if self._guard is None else self._guard.router(context)
         try:

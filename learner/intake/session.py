@@ -26,7 +26,7 @@ from protocol.messages.episodes import (
     Task,
 )
 from protocol.messages.peers import Drain, PublishWeights, Refused
-from protocol.sockets import ThreadLink
+from protocol.sockets import BlockingLink
 
 TASKS_PER_MESSAGE = 512
 TASK_BYTES = 2_048
@@ -112,7 +112,7 @@ FATAL_CODES = ("queue_full", "bad_task", "malformed", "limit", "version")
 
 
 class BrokerSession:
-    """The learner's side of its connection to the broker: blocking calls over a `ThreadLink`.
+    """The learner's side of its connection to the broker: blocking calls over a link.
 
     Every wait has a deadline, and its error says what is missing. A connection may break at any moment and lose what
     was under way; the link then joins again by itself. So the session remembers what it announced, committed and asked
@@ -130,7 +130,7 @@ class BrokerSession:
 
     def __init__(
         self,
-        link: ThreadLink,
+        link: BlockingLink,
         curriculum: Curriculum,
         config: LearnerConfig,
         *,
@@ -530,7 +530,7 @@ class BrokerSession:
             ]
         if not self.waiting:
             return tuple(rows)
-        waits = [*rows, ("waiting_seconds", time.monotonic() - self._waiting_since)]
+        waits = [*rows, ("waiting_seconds", max(0.0, time.monotonic() - self._waiting_since))]
         if wanted := self._units_wanted:
             waits += [("units_here", float(len(self.intake.ready))), ("units_wanted", float(wanted))]
         return tuple(waits)

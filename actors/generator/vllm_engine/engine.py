@@ -1,6 +1,7 @@
 """Engine on vLLM inside the generator: AsyncLLM runs in this process, vLLM's engine in one child process."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -16,6 +17,7 @@ from actors.config import GeneratorConfig
 from actors.errors import EngineFailed, RequestRefused
 from actors.generator.engine import Request, VersionedEngine
 from actors.generator.requests import stamp
+from actors.generator.vllm_engine.one_process import in_this_process
 from actors.generator.vllm_engine.plugin import PARENT, is_registered
 from actors.generator.vllm_engine.routes import RouteReader, allow_on_cpu
 from actors.generator.weights.staging import tensor_table
@@ -302,10 +304,15 @@ class VllmEngine(VersionedEngine):
         self._advised = False
 
     @classmethod
-    async def start(cls, config: GeneratorConfig, *, model: str, seed: int) -> "VllmEngine":
+    async def start(
+        cls, config: GeneratorConfig, *, model: str, seed: int, one_process: bool = False
+    ) -> "VllmEngine":
         """Load the model folder as version 0, and measure how long the largest step takes.
 
         Runs in the caller's thread on purpose: the engine process dies with the thread that started it.
+
+        Args:
+            one_process: have vLLM's engine core in this process, too, which then stands while it makes a step.
 
         Raises:
             EngineFailed: the first steps took longer than ``config.warm_up_s``.
@@ -325,9 +332,15 @@ class VllmEngine(VersionedEngine):
         check_platform(config, current_platform)
         arguments = engine_arguments(config, model=model, seed=seed, cpu=current_platform.is_cpu())
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
+        if one_process:
+            # A step that is prepared in advance would be computed with the weights of before.
+            arguments["async_scheduling"] = False
         allow_on_cpu()
         stats = SchedulerGauges()
-        llm = AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**arguments), stat_loggers=[stat_logger(stats)])
+        with in_this_process() if one_process else contextlib.nullcontext():
+            llm = AsyncLLM.from_engine_args(
+                vllm.AsyncEngineArgs(**arguments), stat_loggers=[stat_logger(stats)]
+            )
         engine = cls(llm, config.kv_on_update_used, config.stream_interval, stats)
         # vLLM keeps this frame alive, but `close` has to drop the last reference.
         del llm

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from actors import generator_client
-from actors import generator_client as module
 from actors.generator_client import GeneratorPool, TurnRequest
 from protocol.codec import decode, encode_arrays
 from protocol.messages.peers import Abort, Chunk, Generate, GeneratorInfo
@@ -45,21 +44,11 @@ def sample(monkeypatch, *answers):
     class Well:
         why, connected, connections = "", True, 1
 
-        def __init__(self, *_):
-            pass
+    def connect(endpoint, name, keys, server, on_frames):
+        return Wire(on_frames, list(answers), log), Well()
 
-    class Socket:
-        def connect(self, endpoint):
-            pass
-
-    monkeypatch.setattr(module, "RETRY_S", 0.0)
-    monkeypatch.setattr(generator_client, "dealer", lambda *_: Socket())
-    monkeypatch.setattr(generator_client, "HandshakeWatch", Well)
-    monkeypatch.setattr(
-        generator_client,
-        "AsyncSocket",
-        lambda socket, on_frames, watch: Wire(on_frames, list(answers), log),
-    )
+    monkeypatch.setattr(generator_client, "RETRY_S", 0.0)
+    monkeypatch.setattr(generator_client, "connect", connect)
 
     async def main():
         pool = GeneratorPool("actor-0", 60.0)

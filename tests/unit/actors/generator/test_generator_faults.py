@@ -216,11 +216,11 @@ def test_a_generator_says_what_it_does_before_and_after_its_engine_starts(tmp_pa
 
     monkeypatch.setattr(module, "read_model_facts", lambda folder: ModelFacts(8, [1], {}))
     monkeypatch.setattr(module, "shared_memory", lambda: tmp_path)
-    monkeypatch.setattr(module, "_engine", engine)
+    monkeypatch.setattr(module, "engine_of", engine)
     monkeypatch.setattr(Generator, "serve", serve)
     with caplog.at_level("INFO"):
         asyncio.run(
-            module._serve(
+            module.serve_on_loop(
                 GeneratorConfig(), name="generator-0", broker="tcp://127.0.0.1:1", model="MODEL", run="r", seed=0,
                 keys=None, grace_s=0.0,
             )
