@@ -1,4 +1,4 @@
-"""Every link between the project's own pages leads somewhere."""
+"""Every link between the project's own pages leads somewhere, and every file that they name exists."""
 
 import re
 from pathlib import Path
@@ -26,3 +26,10 @@ def test_links_lead_somewhere(page):
         assert file.exists(), f"{page}: {target}"
         if fragment and file.suffix == ".md":
             assert fragment[1:] in anchors(file), f"{page}: {target}{fragment}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page):
+    tops = "protocol|broker|actors|envs|learner|launch|tests|benchmarks"
+    named = re.findall(rf"`((?:{tops})/[\w/.-]+\.(?:py|toml|md|sh))`", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
