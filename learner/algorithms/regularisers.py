@@ -1,5 +1,4 @@
-r"""Regularisers: the entropy, and estimates of the KL divergence import math
-from sampled tokens.
+r"""Regularisers: the entropy, and estimates of the KL divergence from sampled tokens.
 
 k1, k2 and k3 estimate KL(a || b) from tokens sampled by a (J. Schulman, "Approximating KL divergence", 2020),
 with d = log b(x) - log a(x). All are per token, in nats.
