@@ -1,5 +1,6 @@
 """Settings of actors and generators."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -123,3 +124,13 @@ class GeneratorConfig(Section):
         """Share of the GPU memory that vLLM may use, with "auto" resolved."""
         share = self.gpu_memory_utilization
         return OWN_GPU_SHARE if isinstance(share, str) else share
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        relay = self.weights_http
+        if self.count > 1 and relay and not relay.endswith(":0"):
+            yield (
+                f"{field}.weights_http is {relay}, but {field}.count is {self.count}: one port cannot serve several "
+                "processes; use port 0"
+            )
+        if self.backend == "http" and not self.url:
+            yield f'{field}.backend is "http" but {field}.url is empty; name the server, e.g. http://127.0.0.1:8000'

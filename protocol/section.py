@@ -54,8 +54,8 @@ class Section(BaseModel):
         del field
         return iter(())
 
-    def all_contradictions(self, field: str) -> Iterator[str]:
-        """Yield the `contradictions` of this section and of all sections in it.
+    def all_contradictions(self, field: str = "") -> Iterator[str]:
+        """Yield the `contradictions` of this section and of all sections in it. The whole run file has no name.
 
         Example:
             >>> class Interval(Section):
@@ -71,7 +71,7 @@ class Section(BaseModel):
         """
         yield from self.contradictions(field)
         for name in type(self).model_fields:
-            yield from _of_value(getattr(self, name), f"{field}.{name}")
+            yield from _of_value(getattr(self, name), f"{field}.{name}" if field else name)
 
 
 def _of_value(value: Any, field: str) -> Iterator[str]:

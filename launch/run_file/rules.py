@@ -48,8 +48,7 @@ def sleep_impossible(config: RunConfig) -> Iterator[str]:
 
 def contradictions(config: RunConfig) -> Iterator[str]:
     """Yield one line per contradiction: field, value seen, cure."""
-    if not config.model.path and config.model.tiny is None:
-        yield "model: set model.path (a Hugging Face name or folder), or add the section [model.tiny]"
+    yield from config.all_contradictions()
     if not config.learner.steps:
         yield "learner.steps is 0: nothing would be trained; raise it, or evaluate with offbeat eval"
     yield from rules.contradictions(config.learner)
@@ -186,16 +185,8 @@ def _roles(config: RunConfig) -> Iterator[str]:
             f"learner.forced_lag is {learner.forced_lag} but run.mode is async, where lag is what it is; set run.mode "
             'to "sync", or forced_lag to 0'
         )
-    relay = config.generator.weights_http
-    if config.generator.count > 1 and relay and not relay.endswith(":0"):
-        yield (
-            f"generator.weights_http is {relay}, but generator.count is {config.generator.count}: one port cannot "
-            "serve several processes; use port 0"
-        )
     yield from routes_untold(config)
     yield from sleep_impossible(config)
-    if config.generator.backend == "http" and not config.generator.url:
-        yield 'generator.backend is "http" but generator.url is empty; name the server, e.g. http://127.0.0.1:8000'
 
 
 def _supervisor(config: RunConfig) -> Iterator[str]:
@@ -204,11 +195,6 @@ def _supervisor(config: RunConfig) -> Iterator[str]:
         yield (
             f"supervisor.silence_s {silence:g} is less than three times broker.heartbeat_s {heartbeat:g}: "
             f"processes that are well would be killed; raise it to at least {3 * heartbeat:g}"
-        )
-    if config.supervisor.computing_silence_s < silence:
-        yield (
-            f"supervisor.computing_silence_s {config.supervisor.computing_silence_s:g} is less than "
-            f"supervisor.silence_s {silence:g}; raise it"
         )
 
 

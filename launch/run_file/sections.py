@@ -1,5 +1,6 @@
 """The run file's sections: one for each role, and sections that all roles share."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,6 +95,10 @@ class ModelSection(Section):
         """Whether the model is on this host or is made here, so that no hub is asked for it."""
         return not self.path or Path(self.path).exists()
 
+    def contradictions(self, field: str) -> Iterator[str]:
+        if not self.path and self.tiny is None:
+            yield f"{field}: set {field}.path (a Hugging Face name or folder), or add the section [{field}.tiny]"
+
 
 class SupervisorSection(Section):
     """`[supervisor]`: how `offbeat train` keeps its processes alive."""
@@ -114,6 +119,13 @@ class SupervisorSection(Section):
     (`learner.nodes`) gets ten minutes more, in which its hosts meet."""
     learner_stall_s: float = Field(600.0, gt=0)
     """A learner that works for this long without finishing a step or receiving data is started again."""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        if self.computing_silence_s < self.silence_s:
+            yield (
+                f"{field}.computing_silence_s {self.computing_silence_s:g} is less than {field}.silence_s "
+                f"{self.silence_s:g}; raise it"
+            )
 
 
 class RecipeSection(Section):

@@ -38,8 +38,7 @@ ADAPTERS_LR = 1e-5
 
 
 def contradictions(learner: LearnerConfig) -> Iterator[str]:
-    """Yield a line per mistake in `[learner]`: field, value seen, cure."""
-    yield from learner.all_contradictions("learner")
+    """Yield a line per mistake between sections of `[learner]`: field, value seen, cure."""
     yield from _groups(learner)
     yield from _updates(learner)
     yield from replay_contradictions(learner)

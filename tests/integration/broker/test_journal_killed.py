@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from broker.errors import JournalError
+from broker.journal.claim import boot_id, read_known, read_mark
+from broker.journal.files import numbers
 from tests.journals import DEADLINE_S, begin
 
 ROOT = Path(__file__).parents[3]
@@ -62,3 +65,28 @@ def test_everything_that_was_durable_is_there_after_kill_9(tmp_path, durability)
         assert max(found) >= durable
         durable = max(found)
     assert durable > 20
+
+
+@pytest.mark.skipif(not boot_id(), reason="without an id of the boot, the marks are of the disk alone")
+def test_what_is_cut_after_kill_9_is_missed_although_the_disk_was_not_asked_for_it(tmp_path):
+    """The writer is killed within its first second; between two syncs only the operating system has the records."""
+    folder = tmp_path / "journal"
+    program = WRITER.replace("durability=", "sync_interval_s=1e6, durability=")
+    command = [sys.executable, "-c", program, str(folder), "written"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    while int(process.stdout.readline()) < 30:
+        pass
+    process.kill()
+    process.stdout.close()
+    assert process.wait(DEADLINE_S) == -9
+    newest = folder / f"journal-{numbers(folder)[-1]:08d}.log"
+    whole, known = newest.read_bytes(), read_known(folder)
+    assert known > read_mark(folder)
+    assert known.bytes_of(numbers(folder)[-1]) <= len(whole)
+    for nbytes in range(0, known.bytes_of(numbers(folder)[-1]), 97):
+        newest.write_bytes(whole[:nbytes])
+        with pytest.raises(JournalError, match=newest.name):
+            begin(folder)
+    newest.write_bytes(whole)
+    begin(folder).close()
