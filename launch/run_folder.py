@@ -89,6 +89,8 @@ class Change(NamedTuple):
     def __str__(self) -> str:
         if self.field == "env.content":
             return "a file of the environment (rows, rewards, tools) has changed"
+        if self.field.startswith("learner.") and self.field.endswith(".content"):
+            return f"the file of the formula of {self.field.removesuffix('.content')} has changed"
         return f"{self.field} is {json.dumps(self.now)}, it was {json.dumps(self.before)}"
 
 

@@ -17,6 +17,7 @@ from learner.algorithms.advantages import next_quantile, risk_advantage, share_o
 from learner.algorithms.values import lambda_returns, vtrace_targets
 from learner.comparisons import compared_advantages, informative_factor
 from learner.families.branching import shared_prefix_advantages
+from learner.formulas import Rollouts, load_formula
 from learner.settings.advantages import (
     AdvantageConfig,
     GaeAdvantage,
@@ -27,6 +28,7 @@ from learner.settings.advantages import (
     is_by_turn,
 )
 from learner.settings.algorithm import AlgorithmConfig, CriticConfig
+from learner.settings.formulas import OwnAdvantage
 from learner.trajectory import Trajectory
 from protocol.arrays import Float64s
 
@@ -174,6 +176,7 @@ def assign_credit(
     fresh: Mask | None = None,
     *,
     window_tokens: int = 0,
+    current_version: int = 0,
 ) -> TokenAdvantages:
     """Compute advantages, and targets for the critic if there is one.
 
@@ -183,11 +186,19 @@ def assign_credit(
         fresh: tokens [ΣT] within the lag bound, over which advantages of kind "gae" are whitened; all tokens
             by default.
         window_tokens: largest number of action tokens in a window, for advantages of kind "gae".
+        current_version: policy version that the step updates, for advantages of the user's own.
 
     Raises:
         ValueError: a return is not finite, a greedy member is missing where one is needed, or a critic or its
             estimates are missing for advantages of kind "gae".
+        FormulaError: an advantage of the user's own cannot be computed, or is not one number for each trajectory or
+            token.
     """
+    formed = None
+    if isinstance(config.advantage, OwnAdvantage):
+        formed = own_advantages(config.advantage, Rollouts(trajectories, current_version))
+        if len(formed) != len(trajectories):
+            return TokenAdvantages.of_tokens(formed, formed)
     if isinstance(config.advantage, GaeAdvantage):
         if estimates is None or config.critic is None:
             raise ValueError("advantages of kind gae need a critic; add [learner.algorithm.critic]")
@@ -198,7 +209,10 @@ def assign_credit(
         if config.scale_by_informative:
             advantage = advantage * informative_factor(compared, trajectories)
         return TokenAdvantages.of_tokens(advantage, advantage)
-    advantages, median = trajectory_advantages(config.advantage, trajectories)
+    if formed is None:
+        advantages, median = trajectory_advantages(config.advantage, trajectories)
+    else:
+        advantages = median = formed
     if config.scale_by_informative:
         own = [t for t in trajectories if t.advantage is None]
         advantages = advantages * informative_factor(config.advantage, own)
@@ -212,6 +226,27 @@ def assign_credit(
         ]
         return TokenAdvantages.of_tokens(*shared)
     return TokenAdvantages.of_trajectories(advantages, median, trajectories)
+
+
+def own_advantages(config: OwnAdvantage, rollouts: Rollouts) -> Float64s:
+    """Return what a formula of the user's own says, by trajectory [S] or by token [ΣT].
+
+    Raises:
+        FormulaError: it raised an exception, or returned something else.
+    """
+    formula = load_formula(config, "learner.algorithm.advantage")
+    result = formula(rollouts)
+    trajectories, tokens = len(rollouts.trajectories), sum(len(t) for t in rollouts.trajectories)
+    try:
+        found: Float64s = np.asarray(result, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise formula.refused(f"returned {type(result).__name__}; return an array of numbers") from None
+    if found.shape not in ((trajectories,), (tokens,)):
+        raise formula.refused(
+            f"returned advantages of shape {found.shape}; return one for each of the {trajectories} trajectories, or "
+            f"one for each of their {tokens} tokens"
+        )
+    return found
 
 
 def trajectory_advantages(

@@ -20,6 +20,7 @@ LearnerError
 ├── OpenStateError      stored open trajectories cannot be read
 ├── ReplayStateError    a stored replay table cannot be loaded (final)
 ├── ReplayConfigError   replay settings with which nothing, or too little, would be replayed (final)
+├── FormulaError        a formula of the user's own cannot be loaded, or returned what cannot be trained (final)
 └── CannotRetrain       recorded steps cannot be trained again
 
 Stopped                 the run was asked to end; not an error
@@ -134,6 +135,12 @@ class ReplayStateError(LearnerError, RuntimeError):
 
 class ReplayConfigError(LearnerError, ValueError):
     """Settings with which nothing, or less than the share, would be replayed; the message names the cure."""
+
+    final: ClassVar[bool] = True
+
+
+class FormulaError(LearnerError, ValueError):
+    """A formula of the user's own cannot be loaded, or returned what cannot be trained; the text names its place."""
 
     final: ClassVar[bool] = True
 

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
+from learner.formulas import Members, load_formula
 from learner.settings.advantages import VALUES, ComparedAdvantage, values_of_parts
 from learner.settings.families import GuidedFamily, HintFamily, JudgeFamily, RetryFamily
+from learner.settings.formulas import OwnReward
 from learner.settings.learner import LearnerConfig
 from learner.settings.rewards import (
     CoolingBonus,
@@ -301,10 +303,49 @@ def composed(
             max((r.turn for r in own), default=last_turn(t)) for t, own in zip(members, lists, strict=True)
         ]
         lists = [[Reward(WIN_RATE, turn, factor * rate)] for turn, rate in zip(turns, rates, strict=True)]
+    if config.own is not None:
+        so_far = [
+            t if rewards is t.rewards else replace(t, rewards=rewards, given_rewards=t.rewards)
+            for t, rewards in zip(members, lists, strict=True)
+        ]
+        lists = own_rewards(config.own, Members(so_far, group, updates))
     return [
         t if rewards is t.rewards else replace(t, rewards=rewards, given_rewards=t.rewards)
         for t, rewards in zip(members, lists, strict=True)
     ]
+
+
+def own_rewards(config: OwnReward, members: Members) -> list[list[Reward]]:
+    """Return the rewards of each member as a formula of the user's own composes them.
+
+    Raises:
+        FormulaError: it raised an exception, or returned something else than a list of rewards for each member.
+    """
+    formula = load_formula(config, "learner.reward.own")
+    result = formula(members)
+    count = len(members.trajectories)
+    if not isinstance(result, list | tuple) or len(result) != count:
+        what = f"{len(result)} lists" if isinstance(result, list | tuple) else type(result).__name__
+        raise formula.refused(
+            f"returned {what}; return a list with one list of rewards for each of {count} members"
+        )
+    for t, rewards in zip(members.trajectories, result, strict=True):
+        turns = {turn.index for turn in t.turns}
+        for reward in rewards if isinstance(rewards, list | tuple) else [None]:
+            if not isinstance(reward, Reward):
+                raise formula.refused(
+                    f"returned {rewards!r:.200} for {t.trajectory_id}; return a list of Reward"
+                )
+            if turns and reward.turn not in turns:
+                raise formula.refused(
+                    f"gave {t.trajectory_id} a reward in turn {reward.turn}, which it does not have (turns: "
+                    f"{', '.join(map(str, sorted(turns)))})"
+                )
+            if not math.isfinite(reward.value):
+                raise formula.refused(
+                    f"gave {t.trajectory_id} the reward {reward.value}; it has to be finite"
+                )
+    return [list(rewards) for rewards in result]
 
 
 def as_given(t: Trajectory) -> Trajectory:

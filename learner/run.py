@@ -208,6 +208,8 @@ class Checkpoints:
         intake.restore(state["inlet"])
         self._saved = self._now
         self.rewind()
+        for text in trainer.engine.changed_formulas:
+            trainer.report.note(trainer.step, text)
         trainer.take_over(always=True)
         # In lockstep no token may be sampled by weights from before the restart.
         tasks = curriculum.restore(state["curriculum"], trainer.version if self._session.lockstep else 0)

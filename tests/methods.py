@@ -1,6 +1,11 @@
 """Settings for every part of the objective, for tests that must hold for each of them."""
 
+from pathlib import Path
+
 from learner.settings.algorithm import AlgorithmConfig
+
+OWN = str(Path(__file__).with_name("own_formulas.py"))
+"""File of formulas as a user writes them: copies of shipped ones."""
 
 MASKS = [
     {"kind": "interval", "low": 0.6, "high": 1.6, "level": "sequence", "weight": False},
@@ -59,6 +64,12 @@ METHODS = {
     "covariance": {"covariance": {"low": 0.0, "share": 0.3}},
     "risk": {"advantage": {"kind": "risk", "bundle": 2}},
     "entropy_band": {"entropy": {"coefficient": 0.1, "band": {"low": 1.0, "high": 1.0, "coefficient": 1.0}}},
+    "own": {
+        "surrogate": {"kind": f"{OWN}:clip", "high": 0.28, "centre": "behaviour"},
+        "corrections": [{"kind": f"{OWN}:truncated", "ceiling": 2.0}],
+        "advantage": {"kind": f"{OWN}:group"},
+        "updates_per_batch": 2,
+    },
     "value_head": CRITIC | {"critic": {"model": "head"}},
     "critic": CRITIC | {"critic": {"model": "separate"}},
     "regression": CRITIC | {"critic": {"model": "head"}, "surrogate": {"kind": "regression", "beta": 2.0}},

@@ -5,8 +5,11 @@ configuration, takes a few tasks of each split, and counts the tokens of their f
 """
 
 import asyncio
+import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,7 +58,9 @@ from launch.preflight.model_limits import (
 from launch.run_file.load import context_of, read_description
 from launch.run_file.sections import RunConfig
 from launch.run_folder import check_place
+from learner.formulas import hash_of
 from learner.run_files import SHARED_MEMORY
+from learner.settings.formulas import own_formulas, with_own_formulas
 
 CHECKPOINT_BYTES = 12
 """Bytes on disk for each trained parameter: float32 weights and AdamW's two averages."""
@@ -159,6 +164,7 @@ def examine(config: RunConfig) -> Examined:
             one line each.
     """
     check_place(config)
+    own_remarks = try_formulas(config)
     folder = model_files(config)
     if config.judge is not None and config.judge.model:
         check_model_name("judge.model", config.judge.model)
@@ -190,13 +196,65 @@ def examine(config: RunConfig) -> Examined:
     remarks = [*remarks, *rewards_not_seen(config, facts, seen), *try_adapters(config, folder)]
     fitting, few = fitted(config, facts)
     content = content_hash(config.env.name, config.env.params)
-    fitting = fitting.model_copy(update={"env": fitting.env.model_copy(update={"content": content})})
+    learner = with_own_formulas(
+        fitting.learner, lambda own: own.model_copy(update={"content": hash_of(own.kind)})
+    )
+    env = fitting.env.model_copy(update={"content": content})
+    fitting = fitting.model_copy(update={"env": env, "learner": learner})
     told = memory(config, size)
     return Examined(
         fitting,
-        [*by_gpus.remarks, *tight, *queued, *facts.remarks, *few, *remarks, *cut_answers(config, prompts)],
+        [
+            *own_remarks,
+            *by_gpus.remarks,
+            *tight,
+            *queued,
+            *facts.remarks,
+            *few,
+            *remarks,
+            *cut_answers(config, prompts),
+        ],
         told,
     )
+
+
+TRY_FORMULAS_S = 300.0
+"""Longest that formulas of the user's own are tried, torch's import included."""
+
+
+def try_formulas(config: RunConfig) -> list[str]:
+    """Try formulas of the user's own on made-up tokens and trajectories, and return remarks.
+
+    A process of its own does it, because the caller may live as long as the run and must not keep the memory of torch.
+
+    Raises:
+        ConfigError: a formula cannot be loaded, or returned what cannot be trained.
+    """
+    if not any(own_formulas(config.learner, "learner")):
+        return []
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "learner.update.formula_probe"],
+            input=config.learner.model_dump_json(),
+            capture_output=True,
+            text=True,
+            timeout=TRY_FORMULAS_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"[learner]: a formula of your own did not come to an end within {TRY_FORMULAS_S:g} s"
+        ) from None
+    if done.returncode != 0:
+        raise ConfigError(
+            f"[learner]: formulas of your own could not be tried: {done.stderr.strip()[-2000:]}"
+        )
+    # What the user's files print comes before the last line.
+    found = json.loads(done.stdout.strip().rpartition("\n")[2])
+    if found["wrong"]:
+        raise ConfigError("\n".join(found["wrong"]))
+    remarks: list[str] = found["remarks"]
+    return remarks
 
 
 def _renderer(config: RunConfig, folder: Path) -> Renderer:

@@ -15,9 +15,11 @@ import recipes
 from actors.config import GeneratorConfig
 from envs.errors import EnvError
 from envs.registry import beside
+from envs.user_code import absolute_beside_run_file, code_beside_run_file
 from launch.errors import ConfigError
 from launch.run_file.rules import contradictions
 from launch.run_file.sections import RunConfig
+from learner.settings.formulas import with_own_formulas
 
 RECIPES_FOLDER = Path(recipes.__path__[0])
 METHODS_FOLDER = RECIPES_FOLDER / "methods"
@@ -266,7 +268,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def with_files(config: RunConfig, folder: Path) -> RunConfig:
-    """Return the configuration with paths by which every role finds the files of the environment.
+    """Return the configuration with paths by which every role finds the files of the environment and of own formulas.
 
     Args:
         folder: folder of the run file, in which a file is looked for that is not in the working folder.
@@ -278,7 +280,14 @@ def with_files(config: RunConfig, folder: Path) -> RunConfig:
         name, params = beside(config.env.name, config.env.params, folder)
     except EnvError as error:
         raise ConfigError(f"env: {error}") from None
-    return config.model_copy(update={"env": config.env.model_copy(update={"name": name, "params": params})})
+    learner = with_own_formulas(
+        config.learner,
+        lambda own: own.model_copy(
+            update={"kind": code_beside_run_file(own.kind, folder, absolute_beside_run_file)}
+        ),
+    )
+    env = config.env.model_copy(update={"name": name, "params": params})
+    return config.model_copy(update={"env": env, "learner": learner})
 
 
 def read(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -7,9 +7,10 @@ of comparisons, and some other kinds are names of one comparison, see `compariso
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from learner.algorithms.advantages import Scale
+from learner.settings.formulas import OWN, SHIPPED, OwnAdvantage, form_of
 from protocol.section import Section
 
 Among = Literal["group", "position", "anchor", "batch"]
@@ -239,7 +240,7 @@ class GaeAdvantage(Section):
     """Bound of the absolute advantage; larger ones are clipped to it. Above 0."""
 
 
-AdvantageConfig = Annotated[
+ShippedAdvantage = Annotated[
     GroupAdvantage
     | LeaveOneOutAdvantage
     | TokenGroupAdvantage
@@ -250,6 +251,9 @@ AdvantageConfig = Annotated[
     | RiskAdvantage
     | GaeAdvantage,
     Field(discriminator="kind"),
+]
+AdvantageConfig = Annotated[
+    Annotated[ShippedAdvantage, Tag(SHIPPED)] | Annotated[OwnAdvantage, Tag(OWN)], Discriminator(form_of)
 ]
 GROUP_RELATIVE = ("group", "leave_one_out", "token_group")
 """Kinds of advantage that compare a whole trajectory with the other members of its group."""

@@ -6,7 +6,7 @@ Each form has its own fields and defaults; docs/recipes says which method each b
 from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from learner.algorithms.tokens import Level
 from learner.settings.advantages import (
@@ -15,6 +15,7 @@ from learner.settings.advantages import (
     GroupAdvantage,
     judges_groups,
 )
+from learner.settings.formulas import OWN, SHIPPED, OwnCorrection, OwnSurrogate, form_of
 from protocol.section import Section
 
 CorrectionLevel = Level | Literal["product", "group"]
@@ -55,7 +56,10 @@ class IntervalCorrection(Section):
             )
 
 
-CorrectionConfig = Annotated[TruncatedCorrection | IntervalCorrection, Field(discriminator="kind")]
+ShippedCorrection = Annotated[TruncatedCorrection | IntervalCorrection, Field(discriminator="kind")]
+CorrectionConfig = Annotated[
+    Annotated[ShippedCorrection, Tag(SHIPPED)] | Annotated[OwnCorrection, Tag(OWN)], Discriminator(form_of)
+]
 
 
 Centre = Literal["proximal", "behaviour"]
@@ -306,7 +310,7 @@ class RegressionSurrogate(Section):
     """Divisor of the advantage: the log-ratio at which a turn rests is advantage / beta. Above 0."""
 
 
-SurrogateConfig = Annotated[
+ShippedSurrogate = Annotated[
     ClipSurrogate
     | WeightedSurrogate
     | MiniRlSurrogate
@@ -321,6 +325,9 @@ SurrogateConfig = Annotated[
     | MirrorDescentSurrogate
     | RegressionSurrogate,
     Field(discriminator="kind"),
+]
+SurrogateConfig = Annotated[
+    Annotated[ShippedSurrogate, Tag(SHIPPED)] | Annotated[OwnSurrogate, Tag(OWN)], Discriminator(form_of)
 ]
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from learner.settings.formulas import OwnReward
 from protocol.section import Section
 
 RewardName = Annotated[str, Field(min_length=1)]
@@ -201,6 +202,8 @@ class RewardConfig(Section):
     """Penalty on right answers by a flawed way. Absent: none."""
     length: OverlongPenalty | None = None
     """Penalty on long answers. Absent: none."""
+    own: OwnReward | None = None
+    """Composition of rewards of your own, which comes last. Absent: none."""
 
     @property
     def weights_in_force(self) -> dict[str, float]:

@@ -75,9 +75,19 @@ def algorithm_at(config: AlgorithmConfig, step: int) -> AlgorithmConfig:
 
 
 def adaptive(
-    config: AlgorithmConfig, state: AdaptiveState, *, step: int, steps: int, bounds: BalancedBounds | None
+    config: AlgorithmConfig,
+    state: AdaptiveState,
+    *,
+    step: int,
+    steps: int,
+    bounds: BalancedBounds | None,
+    version: int = 0,
 ) -> Adaptive:
-    """Return the numbers for one optimizer step of learner step ``step`` (from 0) out of ``steps``."""
+    """Return the numbers for one optimizer step of learner step ``step`` (from 0) out of ``steps``.
+
+    Args:
+        version: policy version that the step updates.
+    """
     kl = config.kl
     share = 1.0
     if isinstance(kl, KlConvex):
@@ -97,6 +107,7 @@ def adaptive(
         mirror_step=mirror_step_size(min(step, steps - 1) + 1, steps) if mirror else 1.0,
         entropy_mean=state.entropy_sum / known if known else 0.0,
         band_coefficient=outside,
+        version=version,
     )
 
 

@@ -60,6 +60,8 @@ class Batch:
     """Branches of the trajectories; None: each has one."""
     routes: BatchRoutes | None = None
     """Experts of tokens; None: nothing is known of any."""
+    version: int = 0
+    """Policy version that the batch updates."""
 
     @property
     def starts(self) -> Int64s:
@@ -153,6 +155,7 @@ def make_batch(
         columns={name: np.ascontiguousarray(column, dtype=np.float32) for name, column in columns.items()},
         branches=_branches(trajectories),
         routes=_routes(trajectories) if with_routes else None,
+        version=current_version,
     )
 
 

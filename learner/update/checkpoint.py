@@ -21,7 +21,7 @@ stage 3 it has a stretch of each parameter.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -305,6 +305,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     updates: int
     optimizer_steps: int
     adaptive: AdaptiveState
+    formulas: dict[str, str] = {}
+    """Hashes of the files of the user's own formulas, by the sections that name them."""
     torch_rng: bytes
     numpy_rng: tuple[str, bytes, int, int, float]
     python_rng: tuple[int, list[int], float | None]
@@ -321,6 +323,7 @@ def capture(
     optimizer_steps: int,
     adaptive: AdaptiveState,
     client: dict[str, Any],
+    formulas: dict[str, str] | None = None,
 ) -> RankState:
     """Return the state of this rank now, the states of its random generators included."""
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
@@ -333,6 +336,7 @@ def capture(
         updates=updates,
         optimizer_steps=optimizer_steps,
         adaptive=adaptive,
+        formulas=formulas or {},
         torch_rng=torch.get_rng_state().numpy().tobytes(),
         numpy_rng=(str(kind), np.asarray(keys).tobytes(), int(position), int(has_gauss), float(cached)),
         python_rng=(version, list(internal), gauss),
@@ -347,6 +351,23 @@ def restore_random(state: RankState) -> None:
     np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), position, has_gauss, cached))
     version, internal, gauss = state.python_rng
     random.setstate((version, tuple(internal), gauss))
+
+
+def changed_formulas(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each formula of the user's own that is not the one with which a checkpoint was written.
+
+    Example:
+        >>> changed_formulas({"learner.reward.own": "0a"}, {"learner.reward.own": "0b"})
+        ['the file of learner.reward.own has changed: the checkpoint was written with 0a, this process has 0b']
+        >>> changed_formulas({}, {})
+        []
+    """
+    return [
+        f"the file of {place} has changed: the checkpoint was written with {before.get(place) or 'no such formula'}, "
+        f"this process has {now.get(place) or 'no such formula'}"
+        for place in sorted({*before, *now})
+        if before.get(place) != now.get(place)
+    ]
 
 
 def write_state(folder: Path, name: str, rank: int, state: RankState) -> None:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from learner import checkpoint_files
 from learner.advantages import TokenAdvantages, assign_credit, risk_advantages
+from learner.formulas import hashes
 from learner.settings.advantages import RiskAdvantage
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import RouteLayers, Trajectory
@@ -78,6 +79,7 @@ class TrainingEngine:
         RuntimeError: ``config.ranks`` does not agree with how this process was started.
         ValueError: DeepSpeed would train wrongly with these settings.
         GpuUnusable: torch cannot compute on the GPU that this rank was given.
+        FormulaError: a formula of the user's own cannot be loaded.
         LoraError: the adapters of ``config.lora`` cannot be put into the model.
         RoutesUnknown: the model's choice of experts is to be replayed, and cannot be.
     """
@@ -91,6 +93,10 @@ class TrainingEngine:
         seed: int,
         segment_tokens: int | None = None,
     ) -> None:
+        # A formula that cannot be loaded is found before a model is.
+        self._formulas = hashes(config)
+        self.changed_formulas: list[str] = []
+        """Sentences on formulas of the user's own that are not those of the checkpoint that was loaded."""
         torch.manual_seed(seed)
         torch.set_num_threads(config.threads_used)
         keep_freed_memory()
@@ -248,7 +254,7 @@ class TrainingEngine:
             self.updater.remember_quantiles(quantiles)
             return lay_out(TokenAdvantages.of_trajectories(by_risk, by_risk, trajectories))
         if algorithm.critic is None:
-            return lay_out(assign_credit(algorithm, trajectories))
+            return lay_out(assign_credit(algorithm, trajectories, current_version=current_version))
         unknown = lay_out(everything(trajectories))
         self._others.send_estimate(unknown)
         estimates = scatter_estimates(unknown, self.updater.estimate(unknown))
@@ -396,6 +402,7 @@ class TrainingEngine:
             updates=self.updates,
             optimizer_steps=self.optimizer_steps,
             adaptive=self.updater.state,
+            formulas=self._formulas,
             client=client_state,
         )
         checkpoint.write_state(folder, name, self.rank, state)
@@ -416,6 +423,9 @@ class TrainingEngine:
         checkpoint.restore_random(state)
         self.updates, self.optimizer_steps = state.updates, state.optimizer_steps
         self.updater.restore(state.adaptive)
+        self.changed_formulas = checkpoint.changed_formulas(state.formulas, self._formulas)
+        for text in self.changed_formulas:
+            log.warning("%s", text)
         return state.client
 
     def _read_state(self, folder: Path, name: str) -> checkpoint.RankState:

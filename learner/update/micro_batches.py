@@ -329,7 +329,8 @@ class MicroBatch:
     """Index of each target's branch in the micro-batch, [N]."""
     columns: dict[str, Float32s]
     """Columns of the batch at each target, [N] each, and each target's share in the losses of the mini-batch:
-    `weight`, `value_weight`, `imitation_weight`."""
+    `weight`, `value_weight`, `imitation_weight`. `group` is the number of each target's rollout group in the batch, and
+    `length` how many tokens of its trajectory carry policy gradient."""
     policy: NDArray[np.bool_]
     """Mask of the targets that carry policy gradient, [N]."""
     token: Int64s
@@ -494,7 +495,7 @@ def _in_order(layout: _Layout, members: Int64s, trajectories: int) -> tuple[Int6
 
 
 def _shares(batch: Batch, members: Int64s, aggregation: AggregationConfig) -> dict[str, NDArray[np.float64]]:
-    """Compute the weight of one token of each member, in each of the losses."""
+    """Compute the weight of one token of each member, in each of the losses, and its rollout group and length."""
     tokens = 0 if isinstance(aggregation, str) else aggregation.tokens
     trained = batch.trained[members]
     valued = batch.count(batch.columns["value_mask"] > 0)[members]
@@ -505,6 +506,8 @@ def _shares(batch: Batch, members: Int64s, aggregation: AggregationConfig) -> di
         ),
         "value_weight": token_weights(valued, aggregation="sequence_mean"),
         "imitation_weight": token_weights(imitated, aggregation="token_mean"),
+        "group": batch.group[members].astype(np.float64),
+        "length": trained.astype(np.float64),
     }
 
 
@@ -573,7 +576,7 @@ def _columns(batch: Batch, place: Int64s, shares: dict[str, NDArray[np.float64]]
         "imitation_weight": columns["imitation_mask"],
     }
     for name, share in shares.items():
-        columns[name] = (share * masks[name]).astype(np.float32)
+        columns[name] = (share * masks.get(name, 1.0)).astype(np.float32)
     return columns
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from learner.algorithms import penalties, surrogates
 from learner.algorithms.entropy import gradient_keeping_surrogate, hapo_bounds, hapo_redistribute
 from learner.algorithms.ratios import (
+    CorrectionValue,
     importance_ratio,
     interpolated_proximal,
     interval_correction,
@@ -21,6 +22,7 @@ from learner.algorithms.ratios import (
 from learner.algorithms.regularisers import entropy_band_penalty, kl_convex, kl_estimate
 from learner.algorithms.surrogates import SurrogateValue, lag_bounds
 from learner.algorithms.tokens import Level
+from learner.formulas import Formula, load_formula
 from learner.settings.algorithm import (
     AlgorithmConfig,
     BalancedSurrogate,
@@ -45,6 +47,16 @@ from learner.settings.algorithm import (
     WeightedSurrogate,
     WindowSurrogate,
 )
+from learner.settings.formulas import OwnCorrection, OwnSurrogate
+
+__all__ = [
+    "CorrectionValue",
+    "SurrogateValue",
+    "View",
+    "make_corrections",
+    "make_objective",
+    "make_surrogate",
+]
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,10 @@ class Tokens:
     """0 where a token is left out of the surrogate because it lowers the entropy most, else 1."""
     group_ratio: Tensor | None = None
     """Geometric mean of proximal / behaviour over the rollout group, whose tokens may be on several ranks."""
+    group: Tensor | None = None
+    """Number of the rollout group of each token's trajectory in the batch, int64."""
+    length: Tensor | None = None
+    """Number of tokens of each token's trajectory that carry policy gradient."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +110,8 @@ class Adaptive:
     """Mean entropy of all earlier updates, in nats."""
     band_coefficient: float = 0.0
     """Factor of the penalty on entropies outside the band; 0 before there is a mean."""
+    version: int = 0
+    """Policy version that the step updates."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +131,68 @@ class Diagnostics:
 
 @dataclass(frozen=True)
 class View:
-    """Log-probabilities of the tokens under all policies, from which a surrogate forms its ratios."""
+    """What a surrogate or a correction is computed from: N tokens, and their log-probabilities under all policies.
+
+    The tokens are those of a micro-batch that carry policy gradient, so N may be 0. How trajectories are dealt to
+    micro-batches and ranks is chance: what a formula says of a token must not depend on other trajectories. All tensors
+    are float32 [N], except where noted, and only `logp_current` has a gradient.
+    """
 
     tokens: Tokens
+    """All that is known of the tokens."""
     adaptive: Adaptive
+    """Numbers of the step."""
     logp_current: Tensor
+    """Under the policy that is trained; with gradient."""
     logp_proximal: Tensor
+    """Under the proximal policy, see `learner.algorithm.proximal`."""
+
+    @property
+    def logp_behaviour(self) -> Tensor:
+        """Under the policy that sampled the token."""
+        return self.tokens.logp_behaviour
+
+    @property
+    def advantage(self) -> Tensor:
+        """Advantage of each token."""
+        return self.tokens.advantage
+
+    @property
+    def weight(self) -> Tensor:
+        """Share of each token in the loss, with which the objective is multiplied later."""
+        return self.tokens.weight
+
+    @property
+    def lag(self) -> Tensor:
+        """Policy lag, in versions."""
+        return self.tokens.lag
+
+    @property
+    def version(self) -> Tensor:
+        """Policy version that sampled the token, int64."""
+        return self.adaptive.version - self.tokens.lag.long()
+
+    @property
+    def sequence(self) -> Tensor:
+        """Number of each token's trajectory in this view, int64."""
+        return self.tokens.sequence
+
+    @property
+    def turn(self) -> Tensor:
+        """Number of each token's turn, int64; different in different trajectories."""
+        return self.tokens.turn
+
+    @property
+    def group(self) -> Tensor:
+        """Number of the rollout group of each token's trajectory in the batch, int64."""
+        assert self.tokens.group is not None
+        return self.tokens.group
+
+    @property
+    def length(self) -> Tensor:
+        """Number of tokens of each token's trajectory that carry policy gradient."""
+        assert self.tokens.length is not None
+        return self.tokens.length
 
     def ratio(self, centre: Centre, level: Level = "token") -> Tensor:
         """Return the ratio current / centre, with gradient."""
@@ -128,31 +202,31 @@ class View:
         )
 
 
-Correction = Callable[[Tokens, Tensor], tuple[Tensor, Tensor]]
+Correction = Callable[[View], CorrectionValue]
 
 
-def make_corrections(configs: Sequence[CorrectionConfig]) -> Correction:
-    """Make the function of (tokens, logp_proximal) that returns (product of all weights, where any was cut).
+def make_corrections(configs: Sequence[CorrectionConfig]) -> Callable[[View], CorrectionValue]:
+    """Make the function of a `View` that returns the product of all weights, and where any of them was cut."""
+    parts = [_make_correction(config, index) for index, config in enumerate(configs)]
 
-    Both results are [N].
-    """
-    parts = [_make_correction(config) for config in configs]
-
-    def correct(tokens: Tokens, logp_proximal: Tensor) -> tuple[Tensor, Tensor]:
-        weight = torch.ones_like(logp_proximal)
-        cut = torch.zeros_like(logp_proximal, dtype=torch.bool)
+    def correct(view: View) -> CorrectionValue:
+        weight = torch.ones_like(view.logp_proximal)
+        cut = torch.zeros_like(view.logp_proximal, dtype=torch.bool)
         for part in parts:
-            factor, where = part(tokens, logp_proximal)
+            factor, where = part(view)
             weight, cut = weight * factor, cut | where
-        return weight, cut
+        return CorrectionValue(weight, cut)
 
     return correct
 
 
-def _make_correction(config: CorrectionConfig) -> Correction:
+def _make_correction(config: CorrectionConfig, index: int) -> Correction:
+    if isinstance(config, OwnCorrection):
+        return _own_correction(config, index)
     level = config.level
 
-    def ratio(tokens: Tokens, logp_proximal: Tensor) -> Tensor:
+    def ratio(view: View) -> Tensor:
+        tokens, logp_proximal = view.tokens, view.logp_proximal
         if level == "group":
             assert tokens.group_ratio is not None
             return tokens.group_ratio
@@ -168,13 +242,55 @@ def _make_correction(config: CorrectionConfig) -> Correction:
 
     match config:
         case TruncatedCorrection(ceiling=ceiling):
-            return lambda tokens, logp: truncated_correction(ratio(tokens, logp), ceiling=ceiling)
+            return lambda view: truncated_correction(ratio(view), ceiling=ceiling)
         case IntervalCorrection(low=low, high=high, weight=weight):
-            return lambda tokens, logp: interval_correction(
-                ratio(tokens, logp), low=low, high=high, keep_weight=weight
-            )
+            return lambda view: interval_correction(ratio(view), low=low, high=high, keep_weight=weight)
         case _:
             assert_never(config)
+
+
+def _own_correction(config: OwnCorrection, index: int) -> Correction:
+    formula = load_formula(config, f"learner.algorithm.corrections.{index}")
+
+    def correct(view: View) -> CorrectionValue:
+        with torch.no_grad():
+            result = formula(view)
+        if not isinstance(result, CorrectionValue):
+            raise formula.refused(f"returned {type(result).__name__}; return a CorrectionValue(weight, cut)")
+        _check_result(formula, view, weight=result.weight, cut=result.cut)
+        return result
+
+    return correct
+
+
+def _own_surrogate(config: OwnSurrogate) -> "Surrogate":
+    formula = load_formula(config, "learner.algorithm.surrogate")
+
+    def surrogate(view: View) -> SurrogateValue:
+        result = formula(view)
+        if not isinstance(result, SurrogateValue):
+            raise formula.refused(
+                f"returned {type(result).__name__}; return a SurrogateValue(value, clipped)"
+            )
+        _check_result(formula, view, value=result.value, clipped=result.clipped)
+        return result
+
+    return surrogate
+
+
+def _check_result(formula: Formula, view: View, **results: Tensor) -> None:
+    """Check that one result is a number and the other one a bool of each token. The host waits for no GPU here."""
+    expected = view.logp_current.shape
+    for (name, result), dtype in zip(results.items(), (view.logp_current.dtype, torch.bool), strict=True):
+        if not isinstance(result, Tensor):
+            raise formula.refused(f"returned {name} as {type(result).__name__}; it has to be a tensor")
+        if result.shape != expected:
+            raise formula.refused(
+                f"returned {name} of shape {tuple(result.shape)} for {tuple(expected)} tokens; return one for each "
+                "token, and let the objective add them up"
+            )
+        if result.dtype != dtype:
+            raise formula.refused(f"returned {name} as {result.dtype}; it has to be {dtype}")
 
 
 Surrogate = Callable[[View], SurrogateValue]
@@ -213,6 +329,8 @@ def make_surrogate(config: SurrogateConfig) -> Surrogate:
             return lambda v: penalties.mirror_descent_surrogate(
                 v.ratio("proximal"), v.tokens.advantage, step_size=v.adaptive.mirror_step
             )
+        case OwnSurrogate():
+            return _own_surrogate(config)
         case RegressionSurrogate(beta=beta):
             return lambda v: penalties.regression_surrogate(
                 v.logp_current, v.tokens.logp_behaviour, v.tokens.advantage, v.tokens.turn, beta=beta
@@ -340,7 +458,7 @@ def make_objective(config: AlgorithmConfig) -> Objective:
         if tokens.entropy_multiplier is not None:
             tokens = replace(tokens, advantage=tokens.advantage * tokens.entropy_multiplier)
         view = View(tokens, adaptive, logp_current, proximal_logp(config, tokens, logp_current))
-        correction, truncated = correct(tokens, view.logp_proximal)
+        correction, truncated = correct(view)
         value, clipped = surrogate(view)
         if tokens.kept is not None:
             value, clipped = value * tokens.kept, clipped | (tokens.kept == 0)

@@ -20,6 +20,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from learner.errors import HostsDiffer
+from learner.formulas import hashes
 from learner.settings.learner import LearnerConfig
 from learner.update.batch import Batch, BatchBranches, BatchRoutes
 from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN
@@ -35,6 +36,8 @@ class RunUpdate(Struct, tag="update", frozen=True):
 
     arrays: list[ArraySpec]
     """Arrays in the body, from `encode_batch`; `decode_batch` reads them."""
+    version: int = 0
+    """Policy version that the batch updates."""
 
 
 class RunEstimate(Struct, tag="estimate", frozen=True):
@@ -42,6 +45,8 @@ class RunEstimate(Struct, tag="estimate", frozen=True):
 
     arrays: list[ArraySpec]
     """Arrays in the body, from `encode_batch`; `decode_batch` reads them."""
+    version: int = 0
+    """Policy version that the batch updates."""
 
 
 class GatherWeights(Struct, tag="weights", frozen=True):
@@ -99,7 +104,8 @@ def check_hosts(config: LearnerConfig, run_dir: Path, *, model: Path, seed: int)
         HostsDiffer: the message names the hosts that differ from rank 0, or do not see its folder.
     """
     sizes = sorted((path.name, path.stat().st_size) for path in model.glob("*") if path.is_file())
-    told = [config.model_dump_json(include=SHARED_SETTINGS), seed, torch.__version__, sizes, str(run_dir)]
+    settings, formulas = config.model_dump_json(include=SHARED_SETTINGS), sorted(hashes(config).items())
+    told = [settings, formulas, seed, torch.__version__, sizes, str(run_dir)]
     digest = blake3(json.dumps(told).encode()).digest()
     nonce = torch.frombuffer(bytearray(secrets.token_bytes(16)), dtype=torch.uint8)
     dist.broadcast(nonce, src=0)
@@ -122,9 +128,9 @@ def check_hosts(config: LearnerConfig, run_dir: Path, *, model: Path, seed: int)
         )
     if differing := [host for host, answer in hosts if answer[1:] != hosts[0][1][1:]]:
         raise HostsDiffer(
-            f"{', '.join(differing)}: settings of [learner], run.seed, path of the run folder, model or version of "
-            "torch differ from those of rank 0; give all hosts of the learner one run file, one path of the run "
-            "folder, one model folder and one installation"
+            f"{', '.join(differing)}: settings of [learner], files of formulas, run.seed, path of the run folder, "
+            "model or version of torch differ from those of rank 0; give all hosts of the learner one run file, one "
+            "path of the run folder, one model folder and one installation"
         )
 
 
@@ -213,7 +219,7 @@ def encode_batch(
         **{COLUMN + name: column for name, column in batch.columns.items()},
     }
     specs, body = pack_arrays(arrays)
-    return command(specs), body
+    return command(specs, batch.version), body
 
 
 def decode_batch(command: RunUpdate | RunEstimate, body: bytes) -> Batch:
@@ -232,6 +238,7 @@ def decode_batch(command: RunUpdate | RunEstimate, body: bytes) -> Batch:
         columns={
             name.removeprefix(COLUMN): array for name, array in arrays.items() if name.startswith(COLUMN)
         },
+        version=command.version,
     )
 
 

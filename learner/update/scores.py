@@ -21,7 +21,7 @@ from learner.update.adaptive import has_group_ratio, needs_scores
 from learner.update.batch import Batch
 from learner.update.deepspeed_zero import sum_over_ranks
 from learner.update.micro_batches import MicroBatch
-from learner.update.objective import Tokens, make_corrections, proximal_logp
+from learner.update.objective import Adaptive, Tokens, View, make_corrections, proximal_logp
 from learner.update.policy import FrozenPolicy, Outputs
 
 Forward = Callable[[MicroBatch], Outputs]
@@ -227,6 +227,8 @@ def chosen_tokens(
         logp_reference=chosen(scored.logp_reference),
         logp_predecessor=chosen(scored.logp_predecessor),
         group_ratio=chosen(scored.group_ratio),
+        group=columns["group"][policy].long(),
+        length=columns["length"][policy],
     )
 
 
@@ -239,6 +241,7 @@ def balanced_bounds(
     *,
     ranks: int,
     device: torch.device,
+    version: int = 0,
 ) -> BalancedBounds | None:
     """Choose clip bounds for the mini-batch under the present weights. Every rank chooses the same.
 
@@ -266,7 +269,7 @@ def balanced_bounds(
         tokens = chosen_tokens(micro_batch, columns, scored, policy)
         proximal = proximal_logp(algorithm, tokens, current[policy])
         centre = tokens.logp_behaviour if surrogate.centre == "behaviour" else proximal
-        weight, _ = correct(tokens, proximal)
+        weight = correct(View(tokens, Adaptive(version=version), current[policy], proximal)).weight
         if surrogate.weight == "behaviour_probability":
             weight = weight * tokens.logp_behaviour.exp()
         ratio = importance_ratio(current[policy], centre)

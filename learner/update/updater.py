@@ -106,8 +106,16 @@ class Updater:
                 algorithm,
                 ranks=self.ranks,
                 device=self.device,
+                version=batch.version,
             )
-            numbers = adaptive(algorithm, self.state, step=step, steps=self.total_steps, bounds=bounds)
+            numbers = adaptive(
+                algorithm,
+                self.state,
+                step=step,
+                steps=self.total_steps,
+                bounds=bounds,
+                version=batch.version,
+            )
             recorder.begin_step(mini_batch.pass_index, numbers, bounds)
             self._accumulate(mini_batch, scored, objective, numbers, recorder)
             self._finish(mini_batch, recorder, algorithm, optimizer_step)

@@ -82,6 +82,8 @@ class Engine:
 
         checkpoint_files.write_whole(folder, self.updates, write)
 
+    changed_formulas = ()
+
     def load(self, folder):
         name = checkpoint_files.latest_name(folder)
         state = checkpoint.read_state(folder, name, 0, dtype="float32")

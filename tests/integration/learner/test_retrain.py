@@ -30,6 +30,8 @@ from protocol.codec import MINOR, decode, encode_arrays, encode_delivery
 from protocol.messages.episodes import Commit, Deliver, Dropped, Held, PutTasks, Reward, Segment, Turn
 from protocol.messages.peers import Hello, PublishWeights, Welcome
 from tests.integration.learner.tiny_qwen3 import VOCAB
+from tests.methods import METHODS as METHODS_OF_ENGINE
+from tests.methods import OWN
 
 SEED = 5
 PROMPT, WINDOW = 3, 4
@@ -51,6 +53,20 @@ METHODS = {
         "lora": {"rank": 4},
     },
     "hints": {"family": {"kind": "hint", "shares": [0.5, 1.0]}, "max_policy_lag": 4},
+    "own_formulas": {
+        "algorithm": {key: METHODS_OF_ENGINE["own"][key] for key in ("surrogate", "corrections", "advantage")},
+        "reward": {"own": {"kind": f"{OWN}:as_given"}},
+        "replay": {"rule": "uniform", "share": 0.5, "max_policy_lag": 6},
+    },
+    "windows_with_own_formulas": {
+        "train_on": "windows",
+        "algorithm": {
+            "advantage": {"kind": "gae", "discount": 1.0, "trace": 0.95, "ignored_tail": 1},
+            "critic": {"model": "head"},
+            "surrogate": {"kind": f"{OWN}:by_length"},
+            "corrections": [{"kind": f"{OWN}:truncated"}],
+        },
+    },
     "windows": {
         "train_on": "windows",
         "algorithm": {
@@ -285,7 +301,7 @@ def run(request, tmp_path, model):
         assert it.trainer.step == config.steps
         counts = it.session.intake.counts
         assert counts.total("stale") or counts.total("uniform")
-        assert request.param in ("windows", "hints") or it.trainer.totals.replayed_tokens
+        assert config.replay is None or it.trainer.totals.replayed_tokens
         assert request.param != "hints" or (counts.total("unhinted") and counts.total("without_note"))
         return folder, config
 

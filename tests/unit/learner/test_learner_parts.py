@@ -48,7 +48,8 @@ def test_a_batch_survives_the_journey_to_another_rank():
         assert getattr(batch.routes, name).tolist() == getattr(copy.routes, name).tolist()
     assert batch.columns.keys() == copy.columns.keys()
     assert batch.branches is copy.branches is None
-    rest = vars(batch).keys() - {"columns", "branches", "routes"}
+    assert batch.version == copy.version
+    rest = vars(batch).keys() - {"columns", "branches", "routes", "version"}
     pairs = [(getattr(batch, name), getattr(copy, name)) for name in rest]
     for a, b in [*pairs, *((batch.columns[name], copy.columns[name]) for name in batch.columns)]:
         assert a.dtype == b.dtype
