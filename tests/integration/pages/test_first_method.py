@@ -77,9 +77,9 @@ def test_the_steps_of_the_page_make_a_method(tree):
     entry = block_with("lambda lp, r, a: soft_gate").text
     insert(oracle, "    ],\n)\ndef test_on_policy_every_surrogate", f"        {entry}")
     # Steps 3 and 4: the section, its place in the union, and the case.
-    insert(section, "SurrogateConfig = Annotated[", block_with("class SoftGateSurrogate").text + "\n\n")
+    insert(section, "ShippedSurrogate = Annotated[", block_with("class SoftGateSurrogate").text + "\n\n")
     union = section.read_text()
-    at = union.index('    Field(discriminator="kind")', union.index("SurrogateConfig = Annotated["))
+    at = union.index('    Field(discriminator="kind")', union.index("ShippedSurrogate = Annotated["))
     before = union[:at].rstrip().removesuffix(",")
     section.write_text(f"{before}\n    | SoftGateSurrogate,\n{union[at:]}")
     text = case.read_text()
