@@ -6,12 +6,12 @@ was demanded are counted.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from envs.base import ChatMessage, ToolSchema, TurnFacts
-from envs.calls import final_text, read_answer, thought_of, without_thought
+from envs.calls import Call, final_text, read_answer, thought_of, without_thought
 from envs.errors import EnvError
 from envs.messages import message_of
 
@@ -115,6 +115,8 @@ class Reply:
     """Stop string at which the text ends; "": none of the request's."""
     unreadable: int = 0
     """Number of tool calls that begin in the text and cannot be read."""
+    told: tuple[ChatMessage, ...] = ()
+    """If there are such calls: the turn as it was written, and an error for each of its calls, for the policy."""
 
 
 def parse_request(body: bytes) -> ChatRequest:
@@ -244,7 +246,24 @@ def make_reply(answer: str, request: ChatRequest, turn: int, facts: TurnFacts) -
             for number, call in enumerate(calls)
         ]
     reason = "tool_calls" if calls else "length" if facts.cut and not ends else "stop"
-    return Reply(message, reason, facts, stopped_by, unreadable=len(found) - len(calls))
+    unreadable = len(found) - len(calls)
+    return Reply(message, reason, facts, stopped_by, unreadable, _told(answer, found) if unreadable else ())
+
+
+def _told(answer: str, calls: Sequence[Call]) -> tuple[ChatMessage, ...]:
+    """Return what the policy reads in place of results: none of the calls was run."""
+    said: ChatMessage = {"role": "assistant", "content": without_thought(answer)}
+    results: list[ChatMessage] = []
+    for number, call in enumerate(calls):
+        why = call.error or "it was not run, because another call of this answer cannot be read"
+        # Nine letters and digits, because Mistral's template takes no other ids.
+        result: ChatMessage = {
+            "role": "tool",
+            "content": f"Error: {why}",
+            "tool_call_id": f"call{number:05d}",
+        }
+        results.append({**result, "name": call.name} if call.name else result)
+    return (said, *results)
 
 
 def usage(facts: TurnFacts) -> dict[str, int]:

@@ -4,13 +4,13 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from envs.agent.chat import ChatRequest, Reply, make_reply
 from envs.agent.endpoint import Endpoint
-from envs.agent.message_tree import MessageTree, Trained
+from envs.agent.message_tree import Following, MessageTree, Trained
 from envs.agent.session import (
     AgentSession,
     Asked,
@@ -20,7 +20,7 @@ from envs.agent.session import (
     TurnDeclined,
     rewards_of,
 )
-from envs.base import OneAtATime, PolicyRequest, RequestNews, StepResult, TurnFacts
+from envs.base import ChatMessage, OneAtATime, PolicyRequest, RequestNews, StepResult, TurnFacts
 from envs.errors import EnvError
 from envs.rows.reading import DataRow
 
@@ -179,6 +179,8 @@ class AgentEpisode(OneAtATime):
         self._full: set[int] = set()
         """Requests whose conversation is too long, as the agent was told, and which it has not asked again."""
         self._settings: dict[str, str | float] = {}
+        self._further: list[PolicyRequest] = []
+        """Requests of our own, in which the policy reads what is wrong with its calls."""
         self._settled: dict[int, Asked] = {}
         """Requests that were answered, by their numbers in the tree."""
 
@@ -207,7 +209,8 @@ class AgentEpisode(OneAtATime):
         await self._wait(wait_s)
         if await self._has_ended():
             return RequestNews(ended=True)
-        new = [self._placed(asked) for asked in self._session.take()]
+        new = [*self._further, *(self._placed(asked) for asked in self._session.take())]
+        self._further.clear()
         gone = self._session.withdraw()
         withdrawn = [number for number, asked in self._open.items() if asked in gone]
         for number in withdrawn:
@@ -225,9 +228,24 @@ class AgentEpisode(OneAtATime):
         reply = make_reply(action, asked.request, asked.number, facts)
         self._note(asked.request, reply)
         self._settled[number] = asked
-        self._tree.answered(number, reply.message)
-        asked.settle(reply)
         self._session.news.set()
+        if reply.told:
+            self._tell(number, asked, reply)
+            return
+        self._tree.answered(number, reply.message, asked.request.messages)
+        asked.settle(reply)
+
+    def _tell(self, number: int, asked: Asked, reply: Reply) -> None:
+        """Ask the policy again, which reads what is wrong with its calls. The agent goes on waiting for its answer.
+
+        A text that was meant for a call would be an answer to the agent, and be scored as one.
+        """
+        before = self._tree.messages(number)
+        self._tree.answered(number, reply.told[0])
+        conversation = cast(list[ChatMessage], [*before, *reply.told])
+        place = self._tree.place(conversation, asked.request.tools)
+        self._open[place.number] = asked
+        self._further.append(self._policy_request(place, conversation, asked.request))
 
     def decline(self, number: int, why: str, too_long: bool) -> None:
         """Tell the agent that a request cannot be answered.
@@ -286,19 +304,24 @@ class AgentEpisode(OneAtATime):
         place = self._tree.place(request.messages, request.tools)
         self._full = {declined for declined in self._full if not self._tree.resumes(place.number, declined)}
         self._open[place.number] = asked
+        return self._policy_request(place, request.messages, request)
+
+    def _policy_request(
+        self, place: Following[ChatMessage], messages: Sequence[ChatMessage], request: ChatRequest
+    ) -> PolicyRequest:
         if self._rules.render_anew:
             # The actor finds the answers whose tokens the new prompt has.
-            return PolicyRequest(
-                place.number, request.messages, tools=request.tools, limit=request.max_tokens
-            )
+            return PolicyRequest(place.number, messages, tools=request.tools, limit=request.max_tokens)
         return PolicyRequest(place.number, place.new, place.after, request.tools, request.max_tokens)
 
     def _note(self, request: ChatRequest, reply: Reply) -> None:
         """Count an answer, and note what its request says about sampling."""
         counts, calls = self._endpoint.counts, len(reply.message.get("tool_calls", ()))
+        counts.calls_unreadable += reply.unreadable
+        if reply.told:
+            return
         counts.requests += 1
         counts.calls += calls
-        counts.calls_unreadable += reply.unreadable
         counts.calls_missing += request.demands_call and not calls
         self._settings |= request.settings
 
@@ -370,8 +393,10 @@ class AgentEpisode(OneAtATime):
     def _earlier(self) -> dict[int, dict[str, float]]:
         """Return the rewards that were reported for single answers, by the numbers of their requests."""
         assert self._session is not None
-        found, settled = self._session.turn_rewards, self._settled.items()
-        return {number: found[asked.number] for number, asked in settled if asked.number in found}
+        # What the agent has got is the last of the answers to a request; before it, calls could not be read.
+        last = {asked.number: number for number, asked in self._settled.items()}
+        found = self._session.turn_rewards
+        return {number: found[asked] for asked, number in last.items() if asked in found}
 
     @property
     def _place(self) -> str:

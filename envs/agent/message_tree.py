@@ -176,10 +176,20 @@ class MessageTree:
         first, before = [list(map(canonical, request.messages[:1])) for request in (new, old)]
         return new.tools == old.tools and first == before
 
-    def answered(self, number: int, message: Mapping[str, Any]) -> None:
-        """Note the answer to a request."""
+    def messages(self, number: int) -> list[Mapping[str, Any]]:
+        """Return the messages of a request that waits for its answer."""
+        return list(self._requests[number].messages)
+
+    def answered(
+        self, number: int, message: Mapping[str, Any], seen: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Note the answer to a request.
+
+        Args:
+            seen: the messages that the agent knows of, behind which it will send this answer; None: the request's.
+        """
         request = self._requests[number]
-        behind = _hashes([*request.messages, message], request.tools)[-1]
+        behind = _hashes([*(request.messages if seen is None else seen), message], request.tools)[-1]
         self._behind.setdefault(behind, []).append(number)
         self.answers.append(number)
         request.messages = []

@@ -40,7 +40,7 @@ GAUGES = table(
         Gauge(
             "agent_calls_unreadable_total",
             "calls",
-            "tool calls that begin and cannot be read, so that agents get them as text",
+            "tool calls that cannot be read, so that the model reads an error and writes them again",
             "total",
         ),
         Gauge(

@@ -381,7 +381,7 @@ def _begin_process(named: Mapping[str, str]) -> None:
     """Load the functions in a new process."""
     die_with_parent()
     # A process that ends with the status 0 looks as if it was asked to, and its call would wait for its deadline.
-    os._exit = _leave  # type: ignore[assignment]
+    os._exit = _leave
     loaded: dict[str, ModuleType] = {}
     for name, text in named.items():
         _FUNCTIONS[name] = load_callable(text, "reward", loaded)

@@ -443,7 +443,7 @@ def _out_of_bounds(value: Any, schema: Mapping[str, Any], shown: str) -> str:
         return ""
     tests = (operator.lt, operator.gt, operator.le, operator.ge)
     for word, is_outside in zip(words, tests, strict=True):
-        bound = schema.get(word)
+        bound: Any = schema.get(word)
         if _is_of(bound, "number") and is_outside(amount, bound):
             return f"{shown}, outside of its bound {bound}"
     return ""
