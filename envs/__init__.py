@@ -1,10 +1,6 @@
 """Environments: suites of tasks and their scoring. They know neither the model nor the wire format.
 
-- `base`: the interfaces. `registry`: makes the suite that the run file names. `config`, `errors`: as everywhere.
-- `user_code`: finds functions and classes in a user's files.
-- `rows/`, `tools/`, `agent/`, `gym/`, `calculator`, `reasoning_gym_suite`: the suites that ship.
-- `several/`: deals the tasks of a run to several environments. `remote/`: environments on other hosts.
-- `openenv/`: environments behind servers of OpenEnv.
-- `scoring/`: questions and scores of reasoning_gym from a separate process.
-- `blame`: the line of user code that failed or that blocks.
+`envs.base` has the interfaces, and `envs.registry` makes the suite that a run file names. The suites of data are in
+rows/, tools/ and agent/; those of other libraries and servers in gym/, openenv.py and remote/. What a model writes is
+read in one place for all of them: its calls in `envs.calls`, messages in `envs.messages`.
 """

@@ -5,18 +5,17 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import aiohttp
 
-from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
+from envs.base import ChatMessage, Env, Split, StepResult
 from envs.calls import without_thought
 from envs.errors import EnvError, ServerLost
-from envs.gym.suite import ROLES, filled, written
+from envs.gym.suite import ROLES, SuiteOfReturns, filled, written
 from envs.reasoning_gym_suite import opening, task_of
-from envs.user_code import code_files, load_callable, with_code_beside
+from envs.user_code import load_callable
 
 MESSAGE_BYTES = 16 * 2**20
 """Largest message of a server."""
@@ -152,11 +151,7 @@ def observed(text: str) -> Observed:
     raise EnvError(f"the OpenEnv server answered with {code}: {why}")
 
 
-NAMED = ("observe", "parse")
-"""Parameters that may name code of the user's."""
-
-
-class OpenEnvSuite:
+class OpenEnvSuite(SuiteOfReturns):
     """Suite of one OpenEnv server. A turn is an action, and the index of a task gives its seed.
 
     Args:
@@ -180,6 +175,8 @@ class OpenEnvSuite:
     Raises:
         EnvError: a setting is wrong.
     """
+
+    LIBRARY, CODE = "OpenEnv", ("observe", "parse")
 
     def __init__(
         self,
@@ -218,32 +215,8 @@ class OpenEnvSuite:
         self.first(Observed({}, None, done=False))
         self.later(Observed({}, None, done=False))
 
-    @staticmethod
-    def find_files(params: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """Return the params with the paths by which every role finds the files; see `envs.registry.beside`."""
-        return with_code_beside(params, NAMED, folder)
-
-    @staticmethod
-    def files(params: dict[str, Any]) -> list[str]:
-        """Return the files of the user's code."""
-        return code_files(params, NAMED)
-
     def episode(self) -> Env:
         return cast(Env, _OpenEnvEpisode(self, OpenEnvSession(self._url, self._timeout_s)))
-
-    def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
-        """Raise LookupError: OpenEnv has no solutions."""
-        raise LookupError("environments of OpenEnv come without solutions; name a model with model.path")
-
-    def facts(self) -> SuiteFacts:
-        """Return the name of the reward."""
-        remarks = []
-        if self.solved_at is None:
-            remarks = ["evaluations cannot tell which tasks are solved: set env.params.solved_at to a return"]
-        return SuiteFacts(reward_names=("reward",), remarks=tuple(remarks))
-
-    async def close(self) -> None:
-        return None
 
     def reset_of(self, index: int, split: Split) -> dict[str, Any]:
         """Return the data of a task's reset, with its seed."""
@@ -302,8 +275,7 @@ class _OpenEnvEpisode:
         self._return += reward
         if not seen.done:
             return StepResult(self._suite.later(seen), rewards={"reward": reward}, info=self._info())
-        least = self._suite.solved_at
-        correct = None if least is None else self._return >= least
+        correct = self._suite.solved(self._return)
         return StepResult(rewards={"reward": reward}, done=True, correct=correct, info=self._info())
 
     async def close(self) -> None:

@@ -173,7 +173,50 @@ NAMED = ("id", "observe", "parse")
 ROLES = ("tool", "user")
 
 
-class GymnasiumSuite:
+class SuiteOfReturns:
+    """What suites have in common whose episodes are played for a return, with code of the user and no solutions."""
+
+    LIBRARY = "gymnasium"
+    """Whose environments they are."""
+    CODE: tuple[str, ...] = NAMED
+    """Parameters that may name code of the user's."""
+    MARKS: tuple[str, ...] | None = None
+    """Names of the marks that every turn has."""
+    solved_at: float | None
+    """Smallest return of a solved episode; None: it is not known."""
+
+    @classmethod
+    def find_files(cls, params: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Return the params with the paths by which every role finds the files; see `envs.registry.beside`."""
+        return with_code_beside(params, cls.CODE, folder)
+
+    @classmethod
+    def files(cls, params: dict[str, Any]) -> list[str]:
+        """Return the files of the user's code."""
+        return code_files(params, cls.CODE)
+
+    def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
+        """Raise LookupError: these environments have no solutions."""
+        raise LookupError(
+            f"environments of {self.LIBRARY} come without solutions; name a model with model.path"
+        )
+
+    def facts(self) -> SuiteFacts:
+        """Return the names of the reward and of the marks."""
+        remarks = []
+        if self.solved_at is None:
+            remarks = ["evaluations cannot tell which tasks are solved: set env.params.solved_at to a return"]
+        return SuiteFacts(reward_names=("reward",), remarks=tuple(remarks), mark_names=self.MARKS)
+
+    def solved(self, total: float) -> bool | None:
+        """Return whether a return solves a task; None if that is not known."""
+        return None if self.solved_at is None else total >= self.solved_at
+
+    async def close(self) -> None:
+        return None
+
+
+class GymnasiumSuite(SuiteOfReturns):
     """Suite of one environment of gymnasium. A turn is an action, and an index is a seed.
 
     Args:
@@ -196,6 +239,8 @@ class GymnasiumSuite:
     Raises:
         EnvError: the package or the environment is not there, or a setting is wrong.
     """
+
+    MARKS = ("anchor",)
 
     def __init__(
         self,
@@ -233,36 +278,12 @@ class GymnasiumSuite:
         self._counting = threading.Lock()
         self._unknown = 0
 
-    @staticmethod
-    def find_files(params: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """Return the params with the paths by which every role finds the files; see `envs.registry.beside`."""
-        return with_code_beside(params, NAMED, folder)
-
-    @staticmethod
-    def files(params: dict[str, Any]) -> list[str]:
-        """Return the files of the user's code."""
-        return code_files(params, NAMED)
-
     def episode(self) -> Env:
         return cast(Env, _GymnasiumEpisode(self))
-
-    def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
-        """Raise LookupError: gymnasium has no solutions."""
-        raise LookupError("environments of gymnasium come without solutions; name a model with model.path")
-
-    def facts(self) -> SuiteFacts:
-        """Return the names of the reward and of the mark."""
-        remarks = []
-        if self.solved_at is None:
-            remarks = ["evaluations cannot tell which tasks are solved: set env.params.solved_at to a return"]
-        return SuiteFacts(reward_names=("reward",), remarks=tuple(remarks), mark_names=("anchor",))
 
     def gauges(self) -> dict[str, float]:
         """Return the number of turns that named no action."""
         return {"actions_unknown_total": float(self._unknown)}
-
-    async def close(self) -> None:
-        return None
 
     def make(self) -> Any:
         """Return a new environment.
@@ -357,7 +378,10 @@ class _GymnasiumEpisode:
         if terminated or truncated:
             end = "terminated" if terminated else "truncated"
             return StepResult(
-                rewards={"reward": reward}, done=True, correct=self._solved(), info=self._info(end)
+                rewards={"reward": reward},
+                done=True,
+                correct=self._suite.solved(self._return),
+                info=self._info(end),
             )
         text = self._suite.text(self._env, observation, info)
         self._anchor = anchor(text)
@@ -368,10 +392,6 @@ class _GymnasiumEpisode:
     def close(self) -> None:
         if self._env is not None:
             self._env.close()
-
-    def _solved(self) -> bool | None:
-        least = self._suite.solved_at
-        return None if least is None else self._return >= least
 
     def _info(self, end: str) -> dict[str, Any]:
         return {"end": end, "return": self._return, "steps": self._steps, "unknown_actions": self._unknown}
