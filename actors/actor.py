@@ -94,7 +94,7 @@ class Actor:
             timeout_s,
             keys=keys,
             on_change=self._generators_changed,
-            episodes=lambda: len(self._episodes.book),
+            episodes=lambda: self._episodes.running,
         )
 
     def _connect(self, name: str, broker: str, keys: Path | None) -> AsyncLink:
@@ -110,8 +110,8 @@ class Actor:
 
     def stop(self) -> None:
         """Take no new tasks, let the running episodes end, then return from `run`."""
-        # Set the flag at once, because the next message may be a lease.
-        self._episodes.book.draining = True
+        # At once, because the next message may be a lease.
+        self._episodes.take_no_more()
         self._stop.set()
 
     async def run(self) -> None:
@@ -167,10 +167,8 @@ class Actor:
             )
         if welcome is not None:
             self._pool.placed(welcome.place)
-        self._sender.outbox.rejoined()
-        credit = self._episodes.book.joined()
-        if credit is not None:
-            self._link.send(credit)
+        self._sender.rejoined()
+        self._episodes.joined()
         return None
 
     def _received(self, message: AnyMessage, rest: list[bytes]) -> None:
@@ -200,14 +198,11 @@ class Actor:
 
     def _acked(self, ack: SegmentAck) -> None:
         log.debug("segment %d of %s: %s", ack.index, ack.trajectory_id, ack.status)
-        self._sender.outbox.acked(ack)
         if ack.status == "refused":
             log.warning("segment %d of %s refused: %s", ack.index, ack.trajectory_id, ack.reason)
-            lease_id = self._episodes.book.lease_of(ack.trajectory_id)
             # Without this segment the rest of the trajectory is useless.
-            if lease_id is not None:
-                self._episodes.cancel(lease_id, ack.reason)
-        self._sender.flush()
+            self._episodes.cancel_trajectory(ack.trajectory_id, ack.reason)
+        self._sender.acked(ack)
 
     def _give_up(self, reason: str) -> None:
         self._fatal = reason
@@ -226,7 +221,7 @@ class Actor:
         gauges["generator_interruptions_total"] = float(self._pool.interruptions)
         gauges |= self._suite.gauges
         # Episodes that wait for segment credit wait for the broker, so this actor does not count as busy.
-        busy = len(episodes.book) > 0 and sender.outbox.waiting == 0
+        busy = episodes.running > 0 and not sender.waits_for_credit
         progress = sender.tokens + episodes.ended + self._pool.chunks + self._looks_at_work
         return Progress(float(progress), busy, 0, tuple(gauges.items()), note=self._pool.trouble)
 

@@ -229,6 +229,20 @@ class SegmentSender:
         self.outbox.granted(segments)
         self.flush()
 
+    def acked(self, ack: SegmentAck) -> None:
+        """Let go of a segment that the broker has answered, and use the room."""
+        self.outbox.acked(ack)
+        self.flush()
+
+    def rejoined(self) -> None:
+        """Count the credit anew: the broker has welcomed this actor, and grants it from the beginning."""
+        self.outbox.rejoined()
+
+    @property
+    def waits_for_credit(self) -> bool:
+        """True while segments wait for the broker's credit."""
+        return self.outbox.waiting > 0
+
     async def emptied(self, timeout_s: float) -> None:
         """Wait until the broker has acknowledged all segments, ``timeout_s`` at most."""
         with contextlib.suppress(TimeoutError):
@@ -281,6 +295,20 @@ class LeasedEpisodes:
         """Number of episodes that have ended by themselves."""
         return self._finished + self._failed
 
+    @property
+    def running(self) -> int:
+        """Number of episodes that run."""
+        return len(self.book)
+
+    def joined(self) -> None:
+        """Announce all the credit for tasks: the broker has welcomed this actor."""
+        if (credit := self.book.joined()) is not None:
+            self._link.send(credit)
+
+    def take_no_more(self) -> None:
+        """Take no new tasks from now on."""
+        self.book.draining = True
+
     def leased(self, lease: LeaseTask) -> None:
         """Run a task, or reject it with a reason."""
         trajectory_id = lease.trajectory_id
@@ -325,6 +353,11 @@ class LeasedEpisodes:
         if episode is not None:
             log.info("lease %s cancelled: %s", lease_id, reason)
             episode.cancel()
+
+    def cancel_trajectory(self, trajectory_id: str, reason: str) -> None:
+        """Cancel the episode of a trajectory, if it runs."""
+        if (lease_id := self.book.lease_of(trajectory_id)) is not None:
+            self.cancel(lease_id, reason)
 
     async def drain(self, timeout_s: float) -> None:
         """Let episodes end for a time, and give up the rest."""

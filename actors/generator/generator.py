@@ -129,9 +129,11 @@ class Generator:
         run: str,
         keys: Path | None = None,
         grace_s: float = 0.0,
+        weights_url: str = "",
     ) -> None:
         self._engine, self._config = engine, config
         self._name, self._run, self._keys = name, run, keys
+        self._weights_url = weights_url
         self._stop = asyncio.Event()
         self._grace_s, self._leave_by = grace_s, math.inf
         self._actors: Listener | None = None
@@ -148,7 +150,6 @@ class Generator:
         )
         self._pace = Pace(time.monotonic(), config.stall_timeout_s, engine.full_step_s)
         self._link: AsyncLink | None = None
-        self.weights_url = ""
 
     async def serve(self, broker: str) -> None:
         """Bind, join, and serve until a signal, a Drain message or a failure.
@@ -200,7 +201,7 @@ class Generator:
         gauges = self._serving.gauges(now) | self._updater.gauges() | self._engine.gauges()
         return Progress(
             progress=float(self._engine.steps),
-            busy=self._serving.book.running > 0 and not self._updater.loading and not self._engine.asleep,
+            busy=self._serving.running > 0 and not self._updater.loading and not self._engine.asleep,
             policy_version=self._engine.version,
             gauges=tuple(gauges.items()),
             patience_s=min(MAX_PATIENCE_S, self._pace.patience_s),
@@ -216,7 +217,7 @@ class Generator:
             host=socket.gethostname(),
             pid=os.getpid(),
             endpoint=endpoint,
-            weights_url=self.weights_url,
+            weights_url=self._weights_url,
             public_key=public_key,
         )
 
@@ -232,7 +233,7 @@ class Generator:
             and not self._engine.frozen
         ):
             # A generator that joins late samples no token before it has caught up with the run.
-            self._serving.book.gate = welcome.policy_version
+            self._serving.catch_up_with(welcome.policy_version)
 
     def _from_broker(self, message: AnyMessage, _: list[bytes]) -> None:
         match message:
@@ -271,7 +272,7 @@ class Generator:
     def _tick(self) -> None:
         now = time.monotonic()
         if math.isfinite(self._leave_by):
-            needed = self._serving.guests.needed(now)
+            needed = self._serving.needed(now)
             if not needed or now >= self._leave_by:
                 log.info("%s leaves; %d episodes still need it", self._name, needed)
                 self._stop.set()
@@ -287,7 +288,7 @@ class Generator:
 
     def _watch_steps(self, now: float) -> None:
         """End this process if the engine has work and makes no step for longer than steps take here."""
-        pace, running = self._pace, self._serving.book.running
+        pace, running = self._pace, self._serving.running
         pace.look(steps=self._engine.steps, running=running > 0, now=now)
         if self._updater.loading or self._engine.asleep:
             pace.excuse(now)
@@ -416,9 +417,16 @@ async def serve_on_loop(
         try:
             async with relay(config, cache, run, broker, keys) as weights_url:
                 generator = Generator(
-                    sampling, config, facts, stage, name=name, run=run, keys=keys, grace_s=grace_s
+                    sampling,
+                    config,
+                    facts,
+                    stage,
+                    name=name,
+                    run=run,
+                    keys=keys,
+                    grace_s=grace_s,
+                    weights_url=weights_url,
                 )
-                generator.weights_url = weights_url
                 await generator.serve(broker)
         finally:
             stage.close()

@@ -211,6 +211,19 @@ class Serving:
         if self._refused <= MAX_WARNINGS:
             log.error("message from actor %r refused: %s", actor, error)
 
+    @property
+    def running(self) -> int:
+        """Number of requests that the engine works on."""
+        return self.book.running
+
+    def needed(self, now: float) -> int:
+        """Return for how many episodes a draining generator is to stay, see `Guests.needed`."""
+        return self.guests.needed(now)
+
+    def catch_up_with(self, version: int) -> None:
+        """Hold all requests until this version is in service."""
+        self.book.gate = version
+
     def updated(self) -> None:
         """Start the held requests that the new version allows. A late joiner has caught up by now."""
         self.book.gate = 0
