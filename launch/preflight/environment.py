@@ -149,19 +149,25 @@ class Trial:
             try:
                 # An agent's tools are those of the request that waits, so they are asked for before it is answered.
                 tools = await self._tools(env, task) if self._renderer is not None else ()
-                tokens = len(self._renderer.prompt(messages, tools)) if self._renderer is not None else 0
+                tokens = self._count_tokens(messages, tools, task)
             except ConfigError:
                 raise
             except Exception as error:
                 raise ConfigError(f"env: the prompt of {task}: {in_one_line(error)}") from None
             failed = await self._answer(env, "", task, tools) if index == 0 else ""
-            if self._renderer is not None:
-                check_tools_are_told(self._renderer, messages, tools, task)
         finally:
             await self._ask(env.close, what=f"close of {task}")
         if failed:
             await self._answer_anew(task, data, failed)
         return Prompt(split, index, tokens) if self._renderer is not None else None
+
+    def _count_tokens(self, messages: list[ChatMessage], tools: Sequence[ToolSchema], task: str) -> int:
+        """Return the tokens of a first prompt, with the tools in it; 0 without a renderer."""
+        if self._renderer is None:
+            return 0
+        tokens = len(self._renderer.prompt(messages, tools))
+        check_tools_are_told(self._renderer, messages, tools, task)
+        return tokens
 
     async def _tools(self, env: Env, task: str) -> Sequence[ToolSchema]:
         if not isinstance(env, HasTools):
