@@ -225,7 +225,7 @@ def recover(state: BrokerState, store: JournalStore, records: Iterable[Record], 
         count += 1
     state.deliveries.expire_all(void=False)
     # Ignore the messages: the process before sent them, as far as they mattered.
-    state.outbox.take()
+    state.outbox.take_queued()
     # Ignore the notices: a learner that puts its tasks again gets new ones.
     state.take_notices()
     if count:
@@ -483,7 +483,7 @@ class OutputCommit:
             return self._may_leave(self.dispatcher.refuse(name, "poison", POISONED))
         before = self.journal.sequence if self.journal is not None else 0
         try:
-            self.dispatcher.take(name, message, frames, now)
+            self.dispatcher.act_on(name, message, frames, now)
         except StateBroken as error:
             self._start_over(str(error), name, frames)
             raise

@@ -48,10 +48,10 @@ class GeneratorList:
         >>> peers = Peers(); known = GeneratorList(peers, stall_s=8.0)
         >>> for name in ("g0", "g1"):
         ...     hello = Hello(role="generator", peer=name, incarnation=1, endpoint="tcp://10.0.0.1:1")
-        ...     known.heard(peers.add(hello, now=0.0), now=0.0)
-        >>> [info.peer for info in known.take(actors=1, now=0.0)]
+        ...     known.look_at(peers.add(hello, now=0.0), now=0.0)
+        >>> [info.peer for info in known.take_due(actors=1, now=0.0)]
         ['g0', 'g1']
-        >>> known.take(actors=1, now=0.0) is None
+        >>> known.take_due(actors=1, now=0.0) is None
         True
     """
 
@@ -65,18 +65,18 @@ class GeneratorList:
         """True if a generator has joined, left, moved, changed its key, stalled or recovered since the last list."""
         self._not_before = 0.0
 
-    def heard(self, generator: Peer, now: float) -> None:
+    def look_at(self, generator: Peer, now: float) -> None:
         """Look at one generator, which may have joined, moved, stalled or recovered. The cost is constant."""
         hello = generator.hello
         reached = (hello.endpoint, hello.public_key) if generator.may_serve(now, self._stall_s) else None
         if self._healthy.get(generator.name) != reached:
             self.is_changed = True
 
-    def left(self, name: str) -> None:
+    def note_gone(self, name: str) -> None:
         """Note that a generator is not connected any more."""
         self.is_changed = self.is_changed or name in self._healthy
 
-    def take(self, *, actors: int, now: float) -> list[GeneratorInfo] | None:
+    def take_due(self, *, actors: int, now: float) -> list[GeneratorInfo] | None:
         """Return the list to send to all actors if a new one is due now, or None.
 
         Args:
@@ -104,7 +104,7 @@ def _unversioned(info: GeneratorInfo) -> GeneratorInfo:
 REMIND_S = 5.0
 
 
-class WeightsNews:
+class WeightsAnnouncer:
     """Announces the newest weights to generators, with the URLs of the hosts that have them already.
 
     It keeps the sources up to date with every heartbeat, so that an announcement need not look for them.
@@ -121,21 +121,21 @@ class WeightsNews:
         """Announce the version that was published just now to all generators."""
         generators = self._state.peers.of("generator")
         for generator in generators:
-            self.heard(generator)
+            self.note_version(generator)
         for generator in generators:
             self.announce(generator)
 
-    def heard(self, generator: Peer) -> None:
+    def note_version(self, generator: Peer) -> None:
         """Note which version a generator serves, and where."""
         newest = self._state.published
         serves = newest is not None and generator.heartbeat.policy_version == newest.version
-        self._note(generator.name, generator.hello.weights_url if serves else "")
+        self._set_url(generator.name, generator.hello.weights_url if serves else "")
 
-    def left(self, generator: str) -> None:
+    def note_gone(self, generator: str) -> None:
         """Note that a generator is not connected any more."""
-        self._note(generator, "")
+        self._set_url(generator, "")
 
-    def _note(self, name: str, url: str) -> None:
+    def _set_url(self, name: str, url: str) -> None:
         before = self._urls.pop(name, "")
         if before and before != url:
             self._sources[before].discard(name)
@@ -173,8 +173,8 @@ class WeightsNews:
 class GeneratorSide:
     """The live generators, as the broker shows them to actors."""
 
-    def __init__(self, state: BrokerState, news: WeightsNews) -> None:
-        self._state, self._news = state, news
+    def __init__(self, state: BrokerState, announcer: WeightsAnnouncer) -> None:
+        self._state, self._announcer = state, announcer
         self._list = GeneratorList(state.peers, state.config.generator_stall_s)
         self._actor_keys: list[str] | None = None
         """Public keys of actors that generators are to admit; None without encryption."""
@@ -187,24 +187,24 @@ class GeneratorSide:
     def joined(self, peer: Peer, now: float) -> None:
         """Tell a generator what it needs, after its Welcome."""
         self._tell_actor_keys(peer)
-        self.heard(peer, now)
-        self._news.heard(peer)
-        self._news.announce(peer)
+        self.look_at(peer, now)
+        self._announcer.note_version(peer)
+        self._announcer.announce(peer)
 
-    def heard(self, peer: Peer, now: float) -> None:
+    def look_at(self, peer: Peer, now: float) -> None:
         """Look at one generator, which may have stalled or recovered. Call it at intervals, too."""
-        self._list.heard(peer, now)
+        self._list.look_at(peer, now)
 
     def beat(self, peer: Peer, now: float) -> None:
         """Handle the heartbeat of a generator, which says what version it serves."""
-        self.heard(peer, now)
-        self._news.heard(peer)
-        self._news.remind(peer, now)
+        self.look_at(peer, now)
+        self._announcer.note_version(peer)
+        self._announcer.remind(peer, now)
 
     def left(self, name: str) -> None:
         """Note that a generator is not connected any more."""
-        self._list.left(name)
-        self._news.left(name)
+        self._list.note_gone(name)
+        self._announcer.note_gone(name)
 
     def admit(self, actor_keys: Sequence[str]) -> None:
         """Note the public keys (Z85) of the actors that are admitted now; tell generators if they have changed."""
@@ -220,7 +220,7 @@ class GeneratorSide:
     def offer(self, now: float) -> None:
         """Send the list of generators to all actors, if a new one is due."""
         actors = self._state.peers.of("actor") if self._list.is_changed else []
-        offered = self._list.take(actors=len(actors), now=now)
+        offered = self._list.take_due(actors=len(actors), now=now)
         if offered is not None:
             # One message for all, so that it is encoded once.
             generators = Generators(generators=offered)

@@ -10,7 +10,7 @@ all three share one `BrokerState`.
 from collections.abc import Sequence
 
 from broker.config import BrokerConfig
-from broker.core.actors import ActorSide, GeneratorSide, WeightsNews
+from broker.core.actors import ActorSide, GeneratorSide, WeightsAnnouncer
 from broker.core.learner import LearnerSide
 from broker.core.peers import Peer, Send
 from broker.core.records import GroupClosed, MemoryStore, SegmentStore
@@ -85,9 +85,9 @@ class Dispatcher:
         self.config, self.run = config, run
         self.state = BrokerState(config, MemoryStore() if store is None else store, max_policy_lag, boot)
         self.actors = ActorSide(self.state)
-        news = WeightsNews(self.state)
-        self.learners = LearnerSide(self.state, news)
-        self.generators = GeneratorSide(self.state, news)
+        announcer = WeightsAnnouncer(self.state)
+        self.learners = LearnerSide(self.state, announcer)
+        self.generators = GeneratorSide(self.state, announcer)
         self._draining_since: float | None = None
         self._swept = self._stats_sent = now
 
@@ -98,10 +98,10 @@ class Dispatcher:
 
         ``frames``: the raw header of the message and the frames after it.
         """
-        self.take(name, message, frames, now)
+        self.act_on(name, message, frames, now)
         return self.follow(now)
 
-    def take(self, name: str, message: AnyMessage, frames: Sequence[Buffer], now: float) -> None:
+    def act_on(self, name: str, message: AnyMessage, frames: Sequence[Buffer], now: float) -> None:
         """Do what one message of the peer ``name`` says, see `handle`. What follows from it is left to `follow`."""
         peer = self.state.peers.get(name)
         if isinstance(message, Hello):
@@ -128,7 +128,7 @@ class Dispatcher:
             if self.actors.hungry and (not self.state.full() or self.learners.starving(now)):
                 self.actors.lease_tasks(now)
         self.learners.send_notices()
-        return self.state.outbox.take()
+        return self.state.outbox.take_queued()
 
     def tick(self, now: float) -> list[Send]:
         """Do what is due at this time; return the actions. Call it about twenty times a second."""
@@ -144,7 +144,7 @@ class Dispatcher:
     def refuse(self, name: str, code: str, text: str) -> list[Send]:
         """Refuse frames of the peer ``name`` that are not to be handled; return the actions."""
         self.state.outbox.refuse(name, code, text)
-        return self.state.outbox.take()
+        return self.state.outbox.take_queued()
 
     def admit(self, actor_keys: Sequence[str], revoked: Sequence[str], now: float) -> list[Send]:
         """Note which keys are admitted now; return the actions. Call it when the keys folder has changed.
@@ -254,7 +254,7 @@ class Dispatcher:
                 if why := why_tasks_invalid(message.tasks, frames):
                     self.state.outbox.refuse(peer.name, "bad_task", why)
                 else:
-                    self.learners.put(peer, message, now)
+                    self.learners.put_tasks(peer, message, now)
             case Checkpointed():
                 self.learners.checkpointed(peer, message, now)
             case PublishWeights():
@@ -275,7 +275,7 @@ class Dispatcher:
                 self.state.ledger.task("peers_lost")
                 self._lose(peer, now, fault=True)
             elif peer.role == "generator":
-                self.generators.heard(peer, now)
+                self.generators.look_at(peer, now)
         self.actors.sweep(elapsed, now, trickle=self.learners.starving(now))
         if self.state.full():
             self.state.assembly.postpone(elapsed)

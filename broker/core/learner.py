@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
-from broker.core.actors import REMIND_S, WeightsNews
+from broker.core.actors import REMIND_S, WeightsAnnouncer
 from broker.core.peers import Peer
 from broker.core.records import (
     Committed,
@@ -144,8 +144,8 @@ MAX_CREDIT = 1 << 20
 class LearnerSide:
     """The one live learner, its notices and deliveries, and the newest policy version."""
 
-    def __init__(self, state: BrokerState, news: WeightsNews) -> None:
-        self._state, self._news = state, news
+    def __init__(self, state: BrokerState, announcer: WeightsAnnouncer) -> None:
+        self._state, self._announcer = state, announcer
         self.learner: Peer | None = None
         self._asked_at = self._failed_at = -math.inf
         self._notices = Notices(state)
@@ -232,7 +232,7 @@ class LearnerSide:
     def credited(self, peer: Peer, units: int) -> None:
         peer.delivery_credit = min(MAX_CREDIT, peer.delivery_credit + units)
 
-    def put(self, peer: Peer, message: PutTasks, now: float) -> None:
+    def put_tasks(self, peer: Peer, message: PutTasks, now: float) -> None:
         """Queue new tasks, all or none."""
         state = self._state
         fresh = state.tasks.unseen(message.tasks)
@@ -311,7 +311,7 @@ class LearnerSide:
         )
         if event != newest:
             self._state.record(event, now)
-        self._news.published()
+        self._announcer.published()
 
     def _of_this_epoch(self, peer: Peer, epoch: int, what: str) -> bool:
         if epoch == peer.hello.epoch:

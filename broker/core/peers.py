@@ -88,9 +88,9 @@ class Places:
 
     Example:
         >>> places = Places()
-        >>> places.take(), places.take(), places.take()
+        >>> places.take_lowest(), places.take_lowest(), places.take_lowest()
         (0, 1, 2)
-        >>> places.free(1); places.take(), places.take()
+        >>> places.free(1); places.take_lowest(), places.take_lowest()
         (1, 3)
     """
 
@@ -98,7 +98,7 @@ class Places:
         self._free: list[int] = []
         self._next = 0
 
-    def take(self) -> int:
+    def take_lowest(self) -> int:
         if self._free:
             return heapq.heappop(self._free)
         self._next += 1
@@ -156,7 +156,7 @@ class Peers:
             peer.joined, peer.heartbeat = known.joined, known.heartbeat
         if hello.role == "actor":
             is_here = known is not None and known.role == "actor"
-            peer.place = known.place if known is not None and is_here else self._places.take()
+            peer.place = known.place if known is not None and is_here else self._places.take_lowest()
         if known is not None and known.role != hello.role:
             del self._of[known.role][hello.peer]
         self._peers[hello.peer] = self._of[hello.role][hello.peer] = peer
@@ -252,7 +252,7 @@ class BrokerOutbox:
         self._ledger.refuse(code)
         self.send(peer, Refused(code=code, message=text, fatal=fatal))
 
-    def take(self) -> list[Send]:
+    def take_queued(self) -> list[Send]:
         """Return the actions queued since the last call."""
         queue, self._queue = self._queue, []
         return queue

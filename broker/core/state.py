@@ -143,7 +143,7 @@ class BrokerState:
             case Leased():
                 self.tasks.lease(event.task_id, event.lease_id, event.actor, event.incarnation, now)
             case TasksPut(tasks=tasks):
-                return [wrong for task in tasks if (wrong := self._put(task))]
+                return [wrong for task in tasks if (wrong := self._put_task(task))]
             case LeaseEnded(task_id=task_id, fault=fault, avoid=avoid):
                 record = self._record(task_id)
                 self.assembly.drop_trajectory(record.trajectory_id, "superseded")
@@ -170,7 +170,7 @@ class BrokerState:
         """Set the newest policy version, and the version line of its weights."""
         self.published, self.line = event, VersionLine(event.line)
 
-    def _put(self, task: Task) -> str:
+    def _put_task(self, task: Task) -> str:
         wrong = self.assembly.expect(task)
         if not wrong:
             self.tasks.put(task)

@@ -203,7 +203,7 @@ class Claim:
                     f"{self.folder}: {error.strerror}: it cannot be locked; put the run folder on a local disk"
                 ) from None
 
-    def check(self) -> None:
+    def check_folder(self) -> None:
         """Refuse to go on if the folder's name belongs to a different folder now, or to none.
 
         Raises:
@@ -215,7 +215,7 @@ class Claim:
                 "the broker again"
             )
 
-    def mark(self, mark: Mark, *, sync: bool) -> None:
+    def mark_synced(self, mark: Mark, *, sync: bool) -> None:
         """Write how much of the journal the disk has, so that its loss would be noticed.
 
         The disk may get the mark later than the journal, but never earlier. A mark that cannot be written
@@ -233,7 +233,7 @@ class Claim:
                 failed = True
         self._mark_fails = failed
 
-    def wrote(self, mark: Mark) -> None:
+    def mark_written(self, mark: Mark) -> None:
         """Write how much of the journal the operating system has, so that a cut behind a kill would be noticed.
 
         It costs two writes into memory. The disk need not have them, because they say nothing after the machine's next

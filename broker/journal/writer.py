@@ -406,7 +406,7 @@ class WriteQueue:
                     last.extend(group)
         self._fresh = []
 
-    def take(self) -> WriteGroup | None:
+    def take_oldest(self) -> WriteGroup | None:
         """Return the oldest pending group, to which nothing is added any more; None if there is none."""
         with self._guard:
             if not self._pending:
@@ -414,7 +414,7 @@ class WriteQueue:
             self._pending[0].taken = True
             return self._pending[0]
 
-    def drop(self) -> None:
+    def drop_oldest(self) -> None:
         """Drop the oldest pending group, because it is written. Hold the guard."""
         self._pending.popleft()
 
@@ -576,7 +576,7 @@ class Writer:
 
     def _write(self) -> None:
         try:
-            while (group := self._queue.take()) is not None:
+            while (group := self._queue.take_oldest()) is not None:
                 if not self._open or group.file != self._open[-1][0]:
                     self._begin(group.file)
                 self._write_group(group, self._open[-1][1])
@@ -598,14 +598,14 @@ class Writer:
     def _write_group(self, group: WriteGroup, fd: int) -> None:
         group.write(fd)
         with self._guard:
-            self._queue.drop()
+            self._queue.drop_oldest()
             self._written, self._at, self._end = group.last, group.file, group.end
         self._note_written()
 
     def _note_written(self) -> None:
         """Say how much the operating system has, where the broker answers on the strength of that."""
         if not self._synced_mode:
-            self._claim.wrote(Mark(self._at, self._end))
+            self._claim.mark_written(Mark(self._at, self._end))
 
     # --- the thread ---------------------------------------------------------------------------------------
 
@@ -652,7 +652,7 @@ class Writer:
             at, end = self._at, self._end
         if reached == self._synced and at == self.durable_file:
             return False
-        self._claim.check()
+        self._claim.check_folder()
         # Older files first, so that the disk has no record without those before it.
         for _, fd in files:
             os.fdatasync(fd)
@@ -673,7 +673,7 @@ class Writer:
         """Mark what the disk has. The mark is synced at intervals, because each sync makes answers wait."""
         now = time.monotonic()
         sync = sync or now >= self._mark_sync_at
-        self._claim.mark(mark, sync=sync)
+        self._claim.mark_synced(mark, sync=sync)
         if sync:
             self._mark_sync_at = now + self._interval_s
 

@@ -184,7 +184,7 @@ class Replay:
                 self.state.apply(event, 0.0)
             case Kind.SNAPSHOT:
                 self._compare(msgspec.msgpack.decode(record.payload, type=Snapshot))
-        self.state.outbox.take()
+        self.state.outbox.take_queued()
         self.state.take_notices()
 
     def end(self) -> Audit:
