@@ -17,7 +17,7 @@ from learner.intake.session import BrokerSession
 from learner.metrics import Report
 from learner.process import SharedGpu, Stop, join, lead, leave
 from learner.publisher import Publisher
-from learner.run_files import CHECKPOINTS, PID_FILE, RESULT, start
+from learner.run_files import CHECKPOINTS, PID_FILE, RESULT, find_start
 from learner.sample_log import SampleLog
 from learner.settings.learner import LearnerConfig
 from protocol.files import write_whole
@@ -158,7 +158,7 @@ def run_evaluation(
         gpu = SharedGpu(lock_of_environment(), config.data_timeout_s)
         engine = lead(config, stop, gpu, model=model, seed=seed, segment_tokens=None, run_dir=run_dir)
     (run_dir / PID_FILE).write_text(str(os.getpid()))
-    begin = start(run_dir, resume=False, lockstep=False)
+    begin = find_start(run_dir, resume=False, lockstep=False)
     progress = _EvaluationProgress()
     link = join(config, broker, run, epoch=begin.epoch, progress=progress, stepped_back=True, keys=keys)
     curriculum = Curriculum(env_name, config, begin.epoch)

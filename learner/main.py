@@ -17,7 +17,7 @@ from learner.publisher import Publisher
 from learner.replay.batch import can_rescue
 from learner.replay.table import replay_table
 from learner.run import TrainingRun
-from learner.run_files import CHECKPOINTS, PID_FILE, RESULT, Start, start
+from learner.run_files import CHECKPOINTS, PID_FILE, RESULT, Start, find_start
 from learner.sample_log import SampleLog, open_tokenizer
 from learner.settings.learner import LearnerConfig
 from learner.trainer import Trainer
@@ -71,7 +71,7 @@ def run_learner(
     (run_dir / PID_FILE).write_text(str(os.getpid()))
     if resume and from_step is not None:
         step_back(run_dir / CHECKPOINTS, from_step)
-    begin = start(run_dir, resume=resume, lockstep=lockstep)
+    begin = find_start(run_dir, resume=resume, lockstep=lockstep)
     progress = _Progress()
     link = _join_from(begin, config, broker, run, progress=progress, keys=keys, connect=connect)
     stop.limit(max_minutes)

@@ -235,11 +235,11 @@ class Publisher:
 
     def _take_ahead(self) -> tuple[PreallocatedFile | None, Callable[[], None]]:
         self._next_version_due.set()
-        self.tidied()
+        self.await_tidied()
         ahead, self._ahead = self._ahead, None
         return ahead if ahead is not None else (None, _nothing)
 
-    def tidied(self) -> None:
+    def await_tidied(self) -> None:
         """Wait until the newest version's thread has deleted old versions and allocated memory for the next.
 
         Raises:

@@ -77,7 +77,7 @@ def next_epoch(run_dir: Path) -> int:
     """Count up the epoch of this run folder and return it: the number of this learner process."""
     epoch = newest_epoch(run_dir) + 1
     write_number(run_dir / "epoch", epoch)
-    write_whole(run_dir / BEGAN, f"{time.time():.3f}")
+    write_whole(run_dir / BEGAN, f"{time.time():.3f}", durable=False)
     return epoch
 
 
@@ -143,7 +143,7 @@ class Start:
         return self.lineage != self.epoch
 
 
-def start(run_dir: Path, *, resume: bool, lockstep: bool) -> Start:
+def find_start(run_dir: Path, *, resume: bool, lockstep: bool) -> Start:
     """Count up the epoch, and find the checkpoint and the lineage that this process continues.
 
     In lockstep, tasks that were sampled before the restart must not be trained. So a restart begins a new

@@ -192,7 +192,7 @@ class Trainer:
             version=self.version,
             rng=rng,
             weight=weight,
-            compose=lambda members: self.batches.intake.composed(self.config.reward, members),
+            compose=lambda members: self.batches.intake.compose_rewards(self.config.reward, members),
         )
 
     def applied(self, report: UpdateReport, units: Sequence[Unit]) -> None:

@@ -56,7 +56,7 @@ def publish(setting: GpuSetting, nbytes: int) -> list[Figure]:
     try:
         # The first version finds no room made ahead, the second is a warm-up.
         for version in range(1, setting.repetitions + 3):
-            publisher.tidied()
+            publisher.await_tidied()
             setting.settle()
             began = time.perf_counter()
             publisher.publish(version, OutgoingWeights(shapes, tensors.items(), stream), announce=told.append)

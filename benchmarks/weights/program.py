@@ -65,7 +65,7 @@ class Learner:
         for tensor in self._tensors.values():
             tensor.mul_(1.0001)
         # Wait until the publisher has tidied up, before the clock starts. A real learner's step is longer.
-        self.publisher.tidied()
+        self.publisher.await_tidied()
         told: list[PublishWeights] = []
         began = time.perf_counter()
         tensors = ((name, self._tensors[name]) for name in self._shapes)

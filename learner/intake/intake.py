@@ -12,11 +12,11 @@ from learner.errors import BrokenTrajectory, LedgerViolation
 from learner.families.family import FamilyStage
 from learner.intake.trajectories import (
     OpenTrajectories,
-    composed_at,
+    compose_at_version,
+    compose_rewards,
     is_usable,
-    placed,
+    place_on_line,
     trajectories_of,
-    valued,
 )
 from learner.intake.waiting_families import WaitingFamilies
 from learner.settings.rewards import RewardConfig
@@ -104,7 +104,7 @@ class UnitCommits:
         (True, True, False)
         >>> commits.commit(1, 7, []).dropped
         ['1g1']
-        >>> commits.commit_again(["1g1", "1g2"]), [again.dropped for again in commits.recommit(1)]
+        >>> commits.repeat_commits_of(["1g1", "1g2"]), [again.dropped for again in commits.recommit(1)]
         (1, [['1g1']])
     """
 
@@ -166,11 +166,11 @@ class UnitCommits:
             version=version if trained else -1,
         )
 
-    def repeat(self, unit_id: str) -> None:
+    def repeat_commit(self, unit_id: str) -> None:
         """Queue the commit of a unit to be repeated, because the unit was delivered again."""
         self._recommits.append(unit_id)
 
-    def commit_again(self, held: Iterable[str]) -> int:
+    def repeat_commits_of(self, held: Iterable[str]) -> int:
         """Queue commits to repeat for units that the broker still holds. Return their number.
 
         A unit that is ready or dropped here is left out, even if it was committed before under the same id:
@@ -255,7 +255,7 @@ class Intake:
     route_layers: RouteLayers | None = None
     """Layers whose experts are replayed as the generators chose them; None: none are."""
     line: VersionLine = field(default_factory=VersionLine)
-    """Line of versions by which the lag of tokens from undone steps is counted: see `trajectories.placed`."""
+    """Line of versions by which the lag of tokens from undone steps is counted: see `trajectories.place_on_line`."""
     open: OpenTrajectories = field(default_factory=OpenTrajectories)
     ready: deque[Unit] = field(default_factory=deque)
     """Units that wait to be trained, in the order of arrival."""
@@ -322,7 +322,7 @@ class Intake:
             return
         group_id, training = trajectories[0].group_id, trajectories[0].purpose == "train"
         whole, config = deliver.unit_id == group_id, self.curriculum.config.reward
-        trajectories = valued(trajectories, config, self.line, group=whole, training=training)
+        trajectories = compose_rewards(trajectories, config, self.line, group=whole, training=training)
         if not training:
             for trajectory in trajectories:
                 self.evaluated[group_id] = trajectory
@@ -345,7 +345,7 @@ class Intake:
             self.families.failed(failed)
             self._add_to_family(self.families, FamilyStage(group_id, unit_id, usable))
             return
-        outcome = self.judged(usable)
+        outcome = self.judge_group(usable)
         if outcome:
             self.free_room(Unit(unit_id, group_id, trajectories))
             self.drop_delivery(unit_id, outcome, usable)
@@ -373,7 +373,7 @@ class Intake:
         ends = {segment.trajectory_id for segment, _ in segments if segment.status != "unfinished"}
         tokens = sum(segment.action_tokens for segment, _ in segments)
         self.counts.note(RECOMMITTED, len(ends), tokens)
-        self.commits.repeat(deliver.unit_id)
+        self.commits.repeat_commit(deliver.unit_id)
         group_id = _group_id(deliver, segments)
         if self.curriculum.is_evaluation(group_id):
             return
@@ -402,8 +402,8 @@ class Intake:
             if last.status != "unfinished":
                 self.free_member(segment.group_id, segment.task_id)
             return
-        config, whole = self.curriculum.config.reward, [placed(trajectory, self.line)]
-        (trajectory,) = valued(whole, config, self.line, group=False, training=True)
+        config, whole = self.curriculum.config.reward, [place_on_line(trajectory, self.line)]
+        (trajectory,) = compose_rewards(whole, config, self.line, group=False, training=True)
         if trajectory.status != "unfinished":
             self.recent.append(trajectory)
             self.signal.episode(trajectory)
@@ -522,7 +522,7 @@ class Intake:
         """
         return sum(unit.trajectories[0].status == "unfinished" for unit in self.ready)
 
-    def awaited(self) -> list[Task]:
+    def unanswered_tasks(self) -> list[Task]:
         """Return outstanding tasks whose result is not here; they are put again after a new join."""
         here = {
             names.task_of(unit_id) for unit_id in self.commits.held_units if names.window(unit_id) is None
@@ -549,7 +549,7 @@ class Intake:
         """Put a family that waits for nothing more to the ready units, or drop it if it would train nothing."""
         if family is None:
             return
-        if outcome := self.judged(family.trajectories):
+        if outcome := self.judge_group(family.trajectories):
             self._drop_held(family, outcome)
         else:
             self.ready.append(family)
@@ -567,7 +567,7 @@ class Intake:
             for name, trajectories in {outcome: part.trained, **part.dropped}.items():
                 self.counts.add(name, trajectories)
 
-    def judged(self, usable: Sequence[Trajectory]) -> str:
+    def judge_group(self, usable: Sequence[Trajectory]) -> str:
         """Return the outcome of a group that would train nothing, and note whether the group has a signal."""
         outcome = self._why_untrained(usable)
         if self.filter_uniform and outcome in ("", "uniform"):
@@ -602,9 +602,9 @@ class Intake:
         self.open.forget(task_id)
         self.curriculum.free_member(group_id, task_id)
 
-    def composed(self, config: RewardConfig, members: Sequence[Trajectory]) -> list[Trajectory]:
-        """Compose the rewards of the members of a group, see `learner.intake.trajectories.composed_at`."""
-        return composed_at(self.line, config, members)
+    def compose_rewards(self, config: RewardConfig, members: Sequence[Trajectory]) -> list[Trajectory]:
+        """Compose the rewards of the members of a group, see `learner.intake.trajectories.compose_at_version`."""
+        return compose_at_version(self.line, config, members)
 
 
 def _group_id(deliver: Deliver, segments: Sequence[SegmentArrays]) -> str:

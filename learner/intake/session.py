@@ -459,13 +459,13 @@ class BrokerSession:
         First the learner repeats lost commits: without them the broker would deliver those units again, or
         drop trained ones as stale. Then it puts again what the broker does not hold, and grants delivery credit.
         """
-        lost = self.intake.commits.commit_again(unit_ids)
+        lost = self.intake.commits.repeat_commits_of(unit_ids)
         self._recommit()
         owed, self._awaiting_held = self._awaiting_held, False
         if self._confirming:
             self._confirming = lost > 0
             return
-        again = self.curriculum.adopt(task_ids) if owed else self.intake.awaited()
+        again = self.curriculum.adopt(task_ids) if owed else self.intake.unanswered_tasks()
         self.put_tasks(again)
         self.put_tasks([task for task in self._evaluating if task.group_id not in self.intake.evaluated])
         self._grant_credit(CREDIT_UNITS)

@@ -240,14 +240,14 @@ def trajectories_of(
     trajectories = []
     for pieces in by_id.values():
         try:
-            trajectories.append(placed(assemble(pieces, layers), line))
+            trajectories.append(place_on_line(assemble(pieces, layers), line))
         except BrokenTrajectory as error:
             log.error("trajectory rejected: %s", error)
             counts.note("rejected", 1, sum(segment.action_tokens for segment, _ in pieces))
     return trajectories
 
 
-def placed(trajectory: Trajectory, line: VersionLine) -> Trajectory:
+def place_on_line(trajectory: Trajectory, line: VersionLine) -> Trajectory:
     """Replace versions of undone steps by those of the newest line.
 
     The new versions have equal lag, so all later code gets the policy lag by subtracting version numbers.
@@ -255,7 +255,7 @@ def placed(trajectory: Trajectory, line: VersionLine) -> Trajectory:
     return replace(trajectory, policy_version=line.placed(trajectory.policy_version))
 
 
-def valued(
+def compose_rewards(
     trajectories: Sequence[Trajectory],
     config: RewardConfig,
     line: VersionLine,
@@ -270,12 +270,12 @@ def valued(
     if not training:
         config, group = RewardConfig(weights=config.weights_in_force), False
     if group:
-        usable = iter(composed_at(line, config, [t for t in trajectories if is_usable(t)]))
+        usable = iter(compose_at_version(line, config, [t for t in trajectories if is_usable(t)]))
         return [next(usable) if is_usable(t) else t for t in trajectories]
-    return [each for t in trajectories for each in composed_at(line, config, [t], group=False)]
+    return [each for t in trajectories for each in compose_at_version(line, config, [t], group=False)]
 
 
-def composed_at(
+def compose_at_version(
     line: VersionLine, config: RewardConfig, members: Sequence[Trajectory], *, group: bool = True
 ) -> list[Trajectory]:
     """Compose the rewards of members in the stage of their newest token, from those that the environment gave."""

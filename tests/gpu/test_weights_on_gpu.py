@@ -33,7 +33,7 @@ def test_a_version_has_the_weights_before_the_step_and_comes_back_whole(tmp_path
             for tensor in tensors.values():
                 tensor.mul_(2.0)
             publisher.settle()
-            publisher.tidied()
+            publisher.await_tidied()
         assert "CUDA cannot register" not in caplog.text
         for message, factor in zip(told, (1.0, 2.0), strict=True):
             manifest = read_manifest(Path(message.manifest))

@@ -16,7 +16,7 @@ from learner.metrics import Report
 from learner.replay.table import make_table
 from learner.retrain import Unpublished
 from learner.run import TrainingRun
-from learner.run_files import start
+from learner.run_files import find_start
 from learner.settings.learner import LearnerConfig, ReplayConfig
 from learner.trainer import Trainer
 from learner.trajectory import Trajectory, Unit
@@ -112,7 +112,7 @@ def members(name) -> list[Trajectory]:
 
 
 def learner(folder: Path, *, resume: bool, lockstep: bool = False) -> TrainingRun:
-    begin = start(folder, resume=resume, lockstep=lockstep)
+    begin = find_start(folder, resume=resume, lockstep=lockstep)
     curriculum = Curriculum("e", CONFIG, begin.epoch, lineage=begin.lineage)
     session = Rehearsed(
         Link(), curriculum, CONFIG, lockstep=lockstep, stop_reason=lambda: "", step=begin.step

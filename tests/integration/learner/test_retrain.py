@@ -21,7 +21,7 @@ from learner.process import DELIVERY_UNITS
 from learner.replay.table import replay_table
 from learner.retrain import Unpublished, retrain
 from learner.run import TrainingRun
-from learner.run_files import start
+from learner.run_files import find_start
 from learner.settings.learner import LearnerConfig
 from learner.trainer import Trainer
 from learner.update.engine import TrainingEngine
@@ -244,7 +244,7 @@ class Killed(BaseException):
 
 def learn(system, folder, config, model, *, resume=False, kill_at=None):
     """Run one learner process of a run. Return the learner."""
-    begin = start(folder, resume=resume, lockstep=False)
+    begin = find_start(folder, resume=resume, lockstep=False)
     engine = TrainingEngine(config, model=model, total_steps=config.steps, seed=SEED)
     system.join(begin)
     curriculum = Curriculum("e", config, begin.epoch, lineage=begin.lineage)

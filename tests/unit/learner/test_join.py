@@ -1,5 +1,6 @@
 """How the learner joins the broker."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from protocol.messages.peers import Refused
 def a_link(**refusal):
     refused = Refused(message="resume from step 4", fatal=True, **refusal)
     session = SimpleNamespace(joined=False)
-    return SimpleNamespace(session=session, refused=refused, trouble=refused.message)
+    return SimpleNamespace(session=session, refused=refused, trouble=refused.message, wait=time.sleep)
 
 
 def test_a_learner_that_may_not_join_ends_at_once_with_the_reason():

@@ -190,7 +190,7 @@ def test_memory_is_registered_ahead_and_for_one_version_only(tmp_path):
     publisher = Publisher("run", tmp_path, epoch=1, keep=1, register=register)
     for version in (1, 2):
         publish(publisher, version)
-        publisher.tidied()
+        publisher.await_tidied()
     assert (len(registered), len(ended)) == (2, 1)
     publisher.close()
     assert (len(registered), len(ended)) == (2, 2)
@@ -200,7 +200,7 @@ def test_room_for_the_next_version_is_there_before_it_is_published(tmp_path):
     publisher = Publisher("run", tmp_path, epoch=1, keep=1)
     for version in (1, 2, 3):
         folder = publish(publisher, version)
-        publisher.tidied()
+        publisher.await_tidied()
         blank, kept = sorted(p.name for p in publisher.folder.iterdir())
         assert (blank.startswith("blank-"), kept) == (True, folder)
     publisher.close()
@@ -220,7 +220,7 @@ def test_who_publishes_again_at_once_does_not_wait_for_room(tmp_path, monkeypatc
 
 def test_a_copy_that_fails_leaves_no_room_behind_and_the_next_succeeds(publisher):
     publish(publisher, 1)
-    publisher.tidied()
+    publisher.await_tidied()
     with pytest.raises(WeightsError, match="expected a of 16 bytes, got b of 16"):
         publisher.publish(2, OutgoingWeights(SHAPES, [("b", torch.zeros(4))]), announce=pytest.fail)
     assert [p.name for p in publisher.folder.iterdir()] == ["v00000001"]
@@ -232,7 +232,7 @@ def test_a_learner_that_was_superseded_leaves_the_weights_of_the_next_alone(tmp_
     publish(first, 1)
     second = Publisher("run", tmp_path, epoch=next_epoch(tmp_path), keep=1)
     folder = publish(second, 2)
-    second.tidied()
+    second.await_tidied()
     first.close()
     assert (second.folder / folder / DATA).exists()
     publish(second, 3)

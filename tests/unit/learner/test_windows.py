@@ -169,7 +169,7 @@ def test_an_attempt_that_begins_anew_after_a_restart_of_the_broker_is_another_on
 def test_what_has_ended_here_is_not_asked_for_again(intake):
     deliver(intake, 0, task="0g0.0")
     deliver(intake, 0, task="0g1.0", status="finished")
-    assert [task.task_id for task in intake.awaited()] == ["0g0.0", "0g2.0", "0g3.0"]
+    assert [task.task_id for task in intake.unanswered_tasks()] == ["0g0.0", "0g2.0", "0g3.0"]
 
 
 def test_a_group_that_is_over_takes_its_prefixes_with_it(intake):

@@ -8,7 +8,7 @@ import pytest
 
 from learner import checkpoint_files
 from learner.errors import CheckpointError
-from learner.run_files import Start, next_epoch, start
+from learner.run_files import Start, find_start, next_epoch
 from learner.update import checkpoint
 from learner.update.adaptive import AdaptiveState
 
@@ -33,7 +33,7 @@ def put_checkpoint(run_dir, *, step, lineage):
 
 
 def begin(run_dir, *, resume=True, lockstep=False):
-    return start(run_dir, resume=resume, lockstep=lockstep)
+    return find_start(run_dir, resume=resume, lockstep=lockstep)
 
 
 def test_a_first_learner_begins_a_lineage(tmp_path):

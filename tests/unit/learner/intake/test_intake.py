@@ -197,9 +197,9 @@ def test_a_group_that_is_here_or_being_trained_is_not_asked_for_again():
     intake = intake_with_tasks()
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
     batch = intake.take_batch(1)
-    assert {task.group_id for task in intake.awaited()} == {"0g1"}
+    assert {task.group_id for task in intake.unanswered_tasks()} == {"0g1"}
     intake.commit(1, 1, batch)
-    assert {task.group_id for task in intake.awaited()} == {"0g1"}
+    assert {task.group_id for task in intake.unanswered_tasks()} == {"0g1"}
 
 
 def test_in_order_means_as_dealt_out_not_as_arrived():
@@ -218,7 +218,7 @@ def test_trajectories_are_trained_one_by_one_and_free_their_own_room():
     deliver(intake, "0g0.0.0", member("0g0", 0, 0.0, status="failed"))
     assert [g.unit_id for g in intake.ready] == ["0g0.1.0"]
     assert [task.task_id for task in intake.curriculum.refill(version=0, lockstep=False)] == ["0g2.0"]
-    assert [task.task_id for task in intake.awaited()] == ["0g1.0", "0g1.1", "0g2.0"]
+    assert [task.task_id for task in intake.unanswered_tasks()] == ["0g1.0", "0g1.1", "0g2.0"]
     assert intake.commit(1, 1, intake.take_batch(1)).trained == ["0g0.1.0"]
     assert not intake.curriculum.owns("0g0")
 
@@ -227,14 +227,14 @@ def test_a_trajectory_the_broker_dropped_frees_its_own_room_only():
     intake = intake_with_tasks(filter_uniform=False, train_on="trajectories")
     intake.receive(Dropped(unit_id="0g0.1.2", group_id="0g0", trajectories=1, reason="stale"), [])
     intake.receive(Dropped(unit_id="0g1.0", group_id="0g1", trajectories=1, reason="given_up"), [])
-    assert [task.task_id for task in intake.awaited()] == ["0g0.0", "0g1.1"]
+    assert [task.task_id for task in intake.unanswered_tasks()] == ["0g0.0", "0g1.1"]
 
 
 def test_a_trajectory_that_cannot_be_read_frees_its_room():
     intake = intake_with_tasks(filter_uniform=False, train_on="trajectories")
     intake.receive(Deliver(unit_id="0g0.1.0", segments=1), [b"no segment", b""])
     deliver(intake, "0g1.0.0", member("0g1", 0, float("nan")))
-    assert [task.task_id for task in intake.awaited()] == ["0g0.0", "0g1.1"]
+    assert [task.task_id for task in intake.unanswered_tasks()] == ["0g0.0", "0g1.1"]
 
 
 # --- a greedy member as baseline ----------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def test_a_checkpoint_knows_what_is_committed_and_what_is_done_is_not_adopted():
     intake.commit(1, 3, intake.take_batch(1))
     again = continued(intake)
     held = ["0g0.0", "0g0.1", "0g1.0", "0g1.1"]
-    assert again.commits.commit_again(["0g0", "0g7"]) == 1
+    assert again.commits.repeat_commits_of(["0g0", "0g7"]) == 1
     assert [(m.step, m.trained) for m in again.commits.recommit(1)] == [(3, ["0g0"])]
     again.curriculum.adopt(held)
     assert list(again.curriculum.outstanding) == ["0g1"]
@@ -385,7 +385,7 @@ def test_of_a_trajectory_that_comes_again_the_broker_is_told_and_others_are_awai
     deliver(intake, "0g0.1.0", member("0g0", 1, 1.0))
     intake.commit(1, 1, intake.take_batch(1))
     again = continued(intake)
-    assert again.commits.commit_again(["0g0.0.0", "0g0.1.0"]) == 1
+    assert again.commits.repeat_commits_of(["0g0.0.0", "0g0.1.0"]) == 1
     assert [m.trained for m in again.commits.recommit(1)] == [["0g0.1.0"]]
     again.curriculum.adopt(["0g0.0", "0g0.1"])
     assert not again.curriculum.awaits("0g0", "0g0.1")
@@ -397,11 +397,11 @@ def test_what_is_here_under_the_name_of_a_committed_unit_is_another():
     intake = intake_with_tasks(filter_uniform=False)
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 0.0))
     intake.commits.committed.add("0g0", step=1, trained=True)
-    assert intake.commits.commit_again(["0g0"]) == 0
+    assert intake.commits.repeat_commits_of(["0g0"]) == 0
     intake.drop_units(list(intake.ready), "stale")
-    assert intake.commits.commit_again(["0g0"]) == 0
+    assert intake.commits.repeat_commits_of(["0g0"]) == 0
     assert intake.commit(1, 2, []).dropped == ["0g0"]
-    assert intake.commits.commit_again(["0g0"]) == 1
+    assert intake.commits.repeat_commits_of(["0g0"]) == 1
 
 
 def test_only_the_last_units_are_remembered_and_in_order():
