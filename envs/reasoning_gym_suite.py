@@ -9,6 +9,9 @@ from envs.scoring.questions import Family
 from envs.scoring.scorer import Question, Scorer
 from envs.scoring.worker_process import Sandbox
 
+SEARCHED_CHARS = 16_384
+"""Characters at the end of an answer in which `extract` is looked for."""
+
 
 class ReasoningGymSuite:
     """Suite of one family of reasoning_gym.
@@ -155,6 +158,9 @@ def filled(prompt: str, entry: Question) -> str:
 def found_by(pattern: re.Pattern[str], action: str) -> str:
     """Return the last match of a pattern, or its first group if it has one; the whole action without a match.
 
+    It is looked for in the last `SEARCHED_CHARS` characters: a pattern may take the square of what it searches, such as
+    one of a mark that is opened again and again.
+
     Example:
         >>> found_by(re.compile(r"-?[0-9]+"), "The sum of 2 and 3 is 5."), found_by(re.compile("[0-9]+"), "five")
         ('5', 'five')
@@ -163,7 +169,7 @@ def found_by(pattern: re.Pattern[str], action: str) -> str:
         >>> found_by(re.compile("<answer>(.*?)</answer>"), "I think <answer>5</answer> it is")
         '5'
     """
-    found = [match for match in pattern.finditer(action) if match[0]]
+    found = [match for match in pattern.finditer(action, max(0, len(action) - SEARCHED_CHARS)) if match[0]]
     if not found:
         return action
     return (found[-1][1] or "") if pattern.groups else found[-1][0]

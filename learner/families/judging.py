@@ -1,6 +1,7 @@
 """Answers that the policy judges itself, and judgements that are trained where the truth is known (URPO,
 arXiv:2507.17515). Pure."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,19 +22,26 @@ UNJUDGED, JUDGEMENT = "unjudged", "judgement"
 """Outcomes of answers that nobody could value, and of judgements that nothing can be compared with."""
 UNREADABLE = -1.0
 """Agreement of a judgement that cannot be read: that of the reversed order."""
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,18})?")
+_DIGIT = re.compile(r"\d")
+_BETWEEN = re.compile(r"[\s,;:=|]+")
+_AROUND = "()[]{}<>*_`\"'!"
+"""Marks that may stand around a number."""
 
 
 def scores_in(text: str, answers: int, highest: float) -> list[float] | None:
     """Return the numbers of a judgement, in the order in which it saw the answers; None if it cannot be read.
 
-    The last line that is not empty must hold one number for each answer, from 0 to ``highest``.
+    The last line that is not empty must hold one number for each answer, from 0 to ``highest``, each a word by itself:
+    ``9/10`` and ``1e1`` could mean another number, so they are none.
 
     Example:
         >>> scores_in("The first is right.\\n9, 2.5", 2, 10.0), scores_in("9", 2, 10.0), scores_in("9 99", 2, 10.0)
         ([9.0, 2.5], None, None)
     """
-    scores = [float(number) for number in _NUMBER.findall(text.strip().rpartition("\n")[2])]
+    words = [word.strip(_AROUND).rstrip(".") for word in _BETWEEN.split(text.strip().rpartition("\n")[2])]
+    found = [_NUMBER.fullmatch(word) for word in words if _DIGIT.search(word)]
+    scores = [float(number[0]) if number is not None else math.inf for number in found]
     return scores if len(scores) == answers and all(0 <= score <= highest for score in scores) else None
 
 

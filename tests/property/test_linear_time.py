@@ -13,6 +13,7 @@ import pytest
 from envs.calls import find_calls, read_answer, thought_of, without_thought
 from envs.gym.suite import finder
 from envs.gym.textworld import command_in
+from envs.reasoning_gym_suite import found_by
 from envs.rows.judge import score_in
 from learner.families.branching import kept_steps
 from learner.families.judging import scores_in
@@ -31,7 +32,7 @@ PIECES = """
 <tool_call><function=x><parameter=a>1</parameter>|<function=|<parameter=a>|</parameter>|</function>
 to=functions.|to=functions.a|to=functions.x<MESSAGE>{|<CHANNEL>to=functions.x<MESSAGE>|<MESSAGE>|<START>|<CHANNEL>|<CALL>
 [TOOL_CALLS]|[TOOL_CALLS][{"name":"x"},|[TOOL_CALLS]x[ARGS]{|<PYTHON_TAG>|<BEGIN>x<SEP>{|<BEGINS>
-<BEGIN>function<SEP>x\\n```json\\n|<SEP>|a|7|7.|-|7/|keep|keep 12 |"|\\|\\"|"a":"b",|é|Score:|Score: 7/10 |```
+<BEGIN>function<SEP>x\\n```json\\n|<SEP>|a|7|7.|-|7/|keep|keep 12 |"|\\|\\"|"a":"b",|é|Score:|Score: 7/10 |<answer>|```
 """
 MARKS = {"<BEGIN>": "<｜tool▁call▁begin｜>", "<BEGINS>": "<｜tool▁calls▁begin｜>", "<SEP>": "<｜tool▁sep｜>"}
 FRAMES = """
@@ -57,6 +58,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "judge": lambda text: score_in(text, 10.0),
     "judgements": lambda text: scores_in(text, 4, 10.0),
     "reflection": kept_steps,
+    "answer": lambda text: found_by(re.compile("<answer>(.*?)</answer>", re.DOTALL), text),
     "action": finder({"left": 0, "right": 1, "go north": 2}),
     "command": command_in,
 }

@@ -13,6 +13,8 @@ from envs.openenv import observed
 from envs.remote.wire import FAILED, error_of, result_body, result_of
 from envs.rows.judge import ANSWER_BYTES, Judge, JudgeSettings, score_in
 from envs.rows.reward_functions import RewardFunction
+from envs.scoring.scorer import Scorer
+from learner.families.judging import scores_in
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,23 @@ def test_an_answer_without_end_costs_no_more_than_its_bound():
 def test_a_reward_that_is_no_finite_number_is_refused_when_it_is_reported(value):
     with pytest.raises(EnvError, match="a reward is a finite number"):
         rewards_of(value)
+
+
+def test_half_a_character_is_no_answer_that_a_scorer_could_be_sent():
+    assert asyncio.run(Scorer.score(None, 0, "4\ud83d")) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("line", "scores"),
+    [
+        ("9, 2.5", [9.0, 2.5]), ("9 2.5", [9.0, 2.5]), ("A: 9; B: 2.5.", [9.0, 2.5]), ("**9**, (2.5)", [9.0, 2.5]),
+        ("1e1", None), ("9/10, 2/10", None), ("9/10", None), ("9-2", None), ("9, -2", None),
+        ("9, 1e1", None), ("9", None),
+        ("A:9 B:2", [9.0, 2.0]), ("9, .5", None),
+    ],
+)  # fmt: skip
+def test_judgements_of_the_policy_are_words_of_their_own(line, scores):
+    assert scores_in(f"I think.\n{line}", 2, 10.0) == scores
 
 
 def test_odd_errors_of_an_environment_server_are_told_as_its_answer():
