@@ -1,9 +1,25 @@
 """The base class of all sections of a run file."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
+
+OWN = "file.py:function"
+"""How a formula of the user's own is named, in pages and in errors."""
+SHIPPED = "[shipped]"
+"""Tag of the forms that Offbeat ships. Its brackets keep it out of errors, which name keys of the run file only."""
+
+
+def form_of(section: Any) -> str:
+    """Return whether the section of a form, or its content, is a shipped one or the user's own.
+
+    Example:
+        >>> form_of({"kind": "clip"}), form_of({"kind": "my_loss.py:soft_gate"}), form_of({})
+        ('[shipped]', 'file.py:function', '[shipped]')
+    """
+    kind = section.get("kind") if isinstance(section, dict) else getattr(section, "kind", None)
+    return OWN if isinstance(kind, str) and ":" in kind else SHIPPED
 
 
 class Section(BaseModel):
@@ -69,18 +85,43 @@ class Section(BaseModel):
             >>> list(Objective(corrections=(Interval(), Interval(low=3.0))).all_contradictions("objective"))
             ['objective.corrections.1.low is 3, not below high 2; lower low']
         """
-        yield from self.contradictions(field)
+        for place, section in self.all_sections(field):
+            yield from section.contradictions(place)
+
+    def all_sections(self, field: str) -> Iterator[tuple[str, "Section"]]:
+        """Yield this section and all sections in it, each with its name in the run file.
+
+        Args:
+            field: name of this section; the whole run file has none.
+        """
+        yield field, self
         for name in type(self).model_fields:
             yield from _of_value(getattr(self, name), f"{field}.{name}" if field else name)
 
+    def with_sections(self, change: Callable[["Section"], "Section"]) -> Self:
+        """Return this section with every section in it, and itself, replaced by what a function returns for it.
 
-def _of_value(value: Any, field: str) -> Iterator[str]:
-    """Yield the contradictions of the sections in a value, which may hold several of them."""
+        Tables of named sections stay as they are.
+        """
+        found = {name: getattr(self, name) for name in type(self).model_fields}
+        update = {name: _changed(value, change) for name, value in found.items()}
+        changed = {name: value for name, value in update.items() if value != found[name]}
+        return change(self.model_copy(update=changed) if changed else self)  # type: ignore[return-value]
+
+
+def _of_value(value: Any, field: str) -> Iterator[tuple[str, Section]]:
+    """Yield the sections in a value, which may hold several of them."""
     if isinstance(value, Section):
-        yield from value.all_contradictions(field)
+        yield from value.all_sections(field)
         return
     parts = (
         value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, tuple) else {}
     )
     for key, part in parts.items():
         yield from _of_value(part, f"{field}.{key}")
+
+
+def _changed(value: Any, change: Callable[[Section], Section]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_changed(part, change) for part in value)
+    return value.with_sections(change) if isinstance(value, Section) else value

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from learner.algorithms.advantages import Scale
-from learner.settings.formulas import OWN, SHIPPED, OwnAdvantage, form_of
-from protocol.section import Section
+from learner.settings.formulas import OwnAdvantage
+from protocol.section import OWN, SHIPPED, Section, form_of
 
 Among = Literal["group", "position", "anchor", "batch"]
 

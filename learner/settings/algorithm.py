@@ -15,8 +15,8 @@ from learner.settings.advantages import (
     GroupAdvantage,
     judges_groups,
 )
-from learner.settings.formulas import OWN, SHIPPED, OwnCorrection, OwnSurrogate, form_of
-from protocol.section import Section
+from learner.settings.formulas import OwnCorrection, OwnSurrogate
+from protocol.section import OWN, SHIPPED, Section, form_of
 
 CorrectionLevel = Level | Literal["product", "group"]
 

@@ -6,15 +6,11 @@ The keys beside `kind` are the formula's own settings; `learner.formulas` reads 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from protocol.section import Section
+from protocol.section import OWN, Section
 
-S = TypeVar("S", bound=BaseModel)
-OWN = "file.py:function"
-"""How a formula of the user's own is named, in pages and in errors."""
-SHIPPED = "[shipped]"
-"""Tag of the forms that Offbeat ships. Its brackets keep it out of errors, which name keys of the run file only."""
+S = TypeVar("S", bound=Section)
 
 
 class OwnFormula(Section):
@@ -63,48 +59,17 @@ class OwnReward(OwnFormula):
     is trained. All keys beside `kind` are its settings, see docs/extend/first-method.md."""
 
 
-def form_of(section: Any) -> str:
-    """Return whether the section of a form, or its content, is a shipped one or the user's own.
-
-    Example:
-        >>> form_of({"kind": "clip"}), form_of({"kind": "my_loss.py:soft_gate"}), form_of({})
-        ('[shipped]', 'file.py:function', '[shipped]')
-    """
-    kind = section.get("kind") if isinstance(section, dict) else getattr(section, "kind", None)
-    return OWN if isinstance(kind, str) and ":" in kind else SHIPPED
-
-
-def own_formulas(section: BaseModel, place: str) -> Iterator[tuple[str, OwnFormula]]:
+def own_formulas(section: Section, place: str) -> Iterator[tuple[str, OwnFormula]]:
     """Yield the formulas of the user's own in a section and in those inside it, each with its place.
 
     Args:
         place: name of the section in the run file.
     """
-    if isinstance(section, OwnFormula):
-        yield place, section
-        return
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, BaseModel):
-            yield from own_formulas(value, f"{place}.{name}")
-        elif isinstance(value, tuple):
-            for index, part in enumerate(value):
-                if isinstance(part, BaseModel):
-                    yield from own_formulas(part, f"{place}.{name}.{index}")
+    for name, part in section.all_sections(place):
+        if isinstance(part, OwnFormula):
+            yield name, part
 
 
 def with_own_formulas(section: S, change: Callable[[OwnFormula], OwnFormula]) -> S:
     """Return a section with its own formulas changed, those of the sections inside it, too."""
-    if isinstance(section, OwnFormula):
-        return change(section)  # type: ignore[return-value]
-    update: dict[str, Any] = {}
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, BaseModel):
-            update[name] = with_own_formulas(value, change)
-        elif isinstance(value, tuple):
-            update[name] = tuple(
-                with_own_formulas(part, change) if isinstance(part, BaseModel) else part for part in value
-            )
-    changed = {name: value for name, value in update.items() if value != getattr(section, name)}
-    return section.model_copy(update=changed) if changed else section
+    return section.with_sections(lambda part: change(part) if isinstance(part, OwnFormula) else part)
