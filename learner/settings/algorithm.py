@@ -583,6 +583,11 @@ class AlgorithmConfig(Section):
         return self.surrogate if isinstance(self.surrogate, BalancedSurrogate) else None
 
     @property
+    def descends_mirror(self) -> bool:
+        """Whether the surrogate has a step size that falls during the run."""
+        return isinstance(self.surrogate, MirrorDescentSurrogate)
+
+    @property
     def ratio_variance(self) -> RatioVarianceSurrogate | None:
         """The surrogate, if its factor is a dual variable, which each optimizer step changes."""
         return self.surrogate if isinstance(self.surrogate, RatioVarianceSurrogate) else None

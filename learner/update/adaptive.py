@@ -16,7 +16,6 @@ from learner.algorithms.surrogates import BalancedBounds
 from learner.settings.algorithm import (
     AlgorithmConfig,
     KlConvex,
-    MirrorDescentSurrogate,
     RatioVarianceSurrogate,
 )
 from learner.settings.learner import OptimizerConfig
@@ -92,7 +91,6 @@ def adaptive(
     share = 1.0
     if isinstance(kl, KlConvex):
         share = base_share(step, hold=kl.hold, every=kl.every, drop=kl.drop, floor=kl.floor)
-    mirror = isinstance(config.surrogate, MirrorDescentSurrogate)
     band, known = config.entropy.band, state.entropy_updates
     outside = 0.0
     if band is not None and known:
@@ -104,7 +102,7 @@ def adaptive(
         dual=state.dual,
         entropy_coefficient=state.entropy_coefficient,
         base_share=share,
-        mirror_step=mirror_step_size(min(step, steps - 1) + 1, steps) if mirror else 1.0,
+        mirror_step=mirror_step_size(min(step, steps - 1) + 1, steps) if config.descends_mirror else 1.0,
         entropy_mean=state.entropy_sum / known if known else 0.0,
         band_coefficient=outside,
         version=version,
