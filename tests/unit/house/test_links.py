@@ -33,3 +33,13 @@ def test_files_that_a_page_names_exist(page):
     tops = "protocol|broker|actors|envs|learner|launch|tests|benchmarks"
     named = re.findall(rf"`((?:{tops})/[\w/.-]+\.(?:py|toml|md|sh))`", page.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_index_has_every_page():
+    index = ROOT / "docs" / "README.md"
+    linked = {
+        (index.parent / (inline or reference)).resolve()
+        for inline, _, reference, _ in LINK.findall(index.read_text())
+    }
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if "adr" not in page.parts and page != index]
+    assert [page.name for page in pages if page.resolve() not in linked] == []
