@@ -44,7 +44,8 @@ def check_conversation(messages: Any, function: str) -> None:
     for number, message in enumerate(messages):
         _check_text(message["content"], "a message", function)
         for key, value in message.items():
-            _check_values(value, f"messages[{number}].{key}", function, 0)
+            if key != "content":
+                _check_values(value, f"messages[{number}].{key}", function, 0)
 
 
 def check_tools(tools: Sequence[ToolSchema], function: str) -> None:
