@@ -102,7 +102,7 @@ class TaskFamily:
         """Place of the family in the order in which groups were dealt out."""
         return names.group_index(self.family_id)
 
-    def add(self, stage: FamilyStage, children: Sequence[ChildTask] = ()) -> None:
+    def add_stage(self, stage: FamilyStage, children: Sequence[ChildTask] = ()) -> None:
         """Add the next stage.
 
         Args:

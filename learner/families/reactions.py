@@ -145,7 +145,7 @@ def joined(
             stage = FamilyStage(group.group_id, group.unit_id, group.trajectories)
             if names.stage_of(group.group_id) and family_id in first:
                 stage = stage.checked(first[family_id], _asked(group, children))
-            family.add(stage)
+            family.add_stage(stage)
         settled = settle(config, family, decode)
         if not settled.trained:
             raise CannotRetrain(

@@ -342,7 +342,7 @@ class Intake:
         self.counts.add("failed", failed)
         usable = [t for t in trajectories if is_usable(t)]
         if self.families is not None:
-            self.families.failed(failed)
+            self.families.note_failed(failed)
             self._add_to_family(self.families, FamilyStage(group_id, unit_id, usable))
             return
         outcome = self.judge_group(usable)
@@ -353,11 +353,11 @@ class Intake:
         self.hold_for_batch(Unit(unit_id, group_id, usable))
 
     def _add_to_family(self, families: WaitingFamilies, stage: FamilyStage) -> None:
-        if outcome := families.refuses(stage.group_id):
+        if outcome := families.outcome_if_late(stage.group_id):
             self.drop_delivery(stage.unit_id, outcome, stage.members)
             return
         self.commits.hold_unit(stage.unit_id)
-        self.settle(families.add(stage))
+        self.settle(families.add_group(stage))
 
     def _was_committed(self, unit_id: str, segments: list[SegmentArrays]) -> bool:
         """Return whether this unit was committed, and is not a new one with a reused id.
@@ -424,7 +424,7 @@ class Intake:
         if unit_id in ("", group_id):
             if self.families is not None:
                 if curriculum.owns(group_id):
-                    self.settle(self.families.lost(group_id))
+                    self.settle(self.families.note_lost(group_id))
                 return
             for task in curriculum.outstanding.get(group_id, []):
                 self.open.forget(task.task_id)
@@ -591,7 +591,7 @@ class Intake:
         if unit.unit_id == unit.group_id:
             self.curriculum.free(unit.group_id)
             if self.families is not None:
-                self.families.forget(unit.group_id)
+                self.families.forget_family(unit.group_id)
             return
         for trajectory in unit.trajectories:
             if trajectory.status != "unfinished":

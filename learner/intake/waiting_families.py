@@ -79,22 +79,22 @@ class WaitingFamilies:
         stages = (s for w in self._waiting.values() for s in (*w.family.stages, *w.early.values()))
         return sum(stage.tokens for stage in stages)
 
-    def refuses(self, group_id: str) -> str:
+    def outcome_if_late(self, group_id: str) -> str:
         """Return the outcome of a group that came too late for its family, or ""."""
         return LATE if names.family_of(group_id) in self._settled else ""
 
-    def failed(self, members: Sequence[Trajectory]) -> None:
+    def note_failed(self, members: Sequence[Trajectory]) -> None:
         """Note the members of a group that failed."""
         self.diverged += sum(t.error.startswith(DIVERGED) for t in members)
 
-    def add(self, stage: FamilyStage) -> Unit | None:
+    def add_group(self, stage: FamilyStage) -> Unit | None:
         """Add a group that was delivered; return its family if that is to be trained now."""
         family_id = names.family_of(stage.group_id)
         waiting = self._waiting.setdefault(family_id, _WaitingFamily(TaskFamily(family_id)))
         waiting.early[stage.number] = stage
         return self._advance(waiting)
 
-    def lost(self, group_id: str) -> Unit | None:
+    def note_lost(self, group_id: str) -> Unit | None:
         """Note that a group will not come; return its family if that is to be trained, or dropped, now.
 
         Without its first group a family has nothing to train.
@@ -105,7 +105,7 @@ class WaitingFamilies:
             # It was delivered before.
             return None
         if number:
-            return self.add(FamilyStage(group_id))
+            return self.add_group(FamilyStage(group_id))
         self._waiting.pop(family_id, None)
         parts = [UnitPart(s.unit_id, [], {ORPHANED: s.members}) for s in waiting.early.values() if s.unit_id]
         return Unit(family_id, family_id, [], tuple(parts))
@@ -133,7 +133,7 @@ class WaitingFamilies:
                 late.append(self._settle(waiting))
         return late
 
-    def forget(self, family_id: str) -> None:
+    def forget_family(self, family_id: str) -> None:
         """Forget a family that is trained or dropped."""
         self._settled.discard(family_id)
 
@@ -170,7 +170,7 @@ class WaitingFamilies:
         """Take the groups that are here in the order of their stages, and ask for the next one."""
         family = waiting.family
         while (stage := waiting.early.pop(len(family.stages), None)) is not None:
-            family.add(stage, waiting.children)
+            family.add_stage(stage, waiting.children)
             waiting.since = None
             self._look_for_hints(family)
             waiting.children = children = react(self.config, family, self._around)

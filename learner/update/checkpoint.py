@@ -199,7 +199,7 @@ class _Stretch(NamedTuple):
     """Index of its first number in the flat tensor."""
     length: int
 
-    def of(self, flat: Tensor) -> Tensor:
+    def cut_from(self, flat: Tensor) -> Tensor:
         """Return the part as a view."""
         return flat.detach().view(-1).narrow(0, self.offset, self.length)
 
@@ -214,7 +214,7 @@ def parts_to_save(engine: Any) -> list[ShardPart]:
         kinds = {"weight": flat} | {kind: state[kind] for kind in MOMENTS if kind in state}
         steps = int(state.get("step", 0))
         for stretch in stretches:
-            tensors = {kind: stretch.of(tensor) for kind, tensor in kinds.items()}
+            tensors = {kind: stretch.cut_from(tensor) for kind, tensor in kinds.items()}
             found.append(ShardPart(stretch.name, stretch.start, stretch.whole, steps, tensors))
     return found
 
@@ -238,7 +238,7 @@ def restore_parts(engine: Any, reader: ShardReader) -> None:
             state |= {kind: torch.zeros_like(flat, requires_grad=False) for kind in MOMENTS}
         kinds = {"weight": flat} | {kind: state[kind] for kind in MOMENTS}
         steps = [
-            reader.fill(stretch.name, stretch.start, {kind: stretch.of(t) for kind, t in kinds.items()})
+            reader.fill(stretch.name, stretch.start, {kind: stretch.cut_from(t) for kind, t in kinds.items()})
             for stretch in stretches
         ]
         state["step"].fill_(max(steps, default=0))

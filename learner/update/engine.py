@@ -232,7 +232,7 @@ class TrainingEngine:
         """
         metrics = dict(self.memory)
         if (operations := self.operations) is not None:
-            work = operations.of(computed, mean_length([len(t.token_ids) for t in trajectories]))
+            work = operations.for_tokens(computed, mean_length([len(t.token_ids) for t in trajectories]))
             metrics["learner/tflops_per_rank"] = work / seconds / self.ranks / 1e12
         return metrics
 

@@ -331,15 +331,15 @@ class FrozenPolicy:
     def score(self, batch: Batch, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Return the log-probabilities of the targets of each micro-batch of a batch, [N] each."""
         if self._routes is not None:
-            self._routes.begin(len(batch.token_ids), batch.routes)
+            self._routes.begin_batch(len(batch.token_ids), batch.routes)
         scores = [self._score(micro_batch) for micro_batch in micro_batches]
         if self._routes is not None:
-            self._routes.end()
+            self._routes.end_batch()
         return scores
 
     def _score(self, micro_batch: MicroBatch) -> Tensor:
         if self._routes is not None:
-            self._routes.prepare(micro_batch, self._device)
+            self._routes.force_next_pass(micro_batch, self._device)
         logp: Tensor = self._module(**micro_batch_inputs(micro_batch, self._device)).logp
         return logp
 

@@ -518,7 +518,7 @@ class TokenOperations:
     attention: int
     """Layers x heads x width of a head."""
 
-    def of(self, tokens: int, mean_length: float) -> float:
+    def for_tokens(self, tokens: int, mean_length: float) -> float:
         r"""Return the operations of both passes over tokens of one batch, without what is computed twice.
 
         .. math:: (4 N + 2 N_\text{trained}) \cdot \text{tokens}
@@ -531,7 +531,7 @@ class TokenOperations:
             mean_length: length of the row in which a token is, on average over the tokens; see `mean_length`.
 
         Example:
-            >>> TokenOperations(weights=100, trained=100, attention=8).of(tokens=6, mean_length=6.0)
+            >>> TokenOperations(weights=100, trained=100, attention=8).for_tokens(tokens=6, mean_length=6.0)
             5328.0
         """
         return float(

@@ -79,7 +79,7 @@ class AnswerPlaces(NamedTuple):
     weights: int
     chosen: int
 
-    def of(self, answer: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    def read_from(self, answer: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits, weights and chosen experts of an answer."""
         return answer[self.logits], answer[self.weights], answer[self.chosen]
 
@@ -131,7 +131,7 @@ def _understand(name: str, module: nn.Module, answer: Any) -> Router:
     """
     places = _places(answer)
     if places is not None:
-        logits, weights, chosen = places.of(answer)
+        logits, weights, chosen = places.read_from(answer)
         best = _nearest(_ways(module), logits, weights, chosen)
         if best and _agree(best, logits, chosen):
             return Router(name, module, places, best[0], logits.shape[1], chosen.shape[1])
@@ -227,17 +227,18 @@ class GivenRoutes(Protocol):
 class ForcedRoutes:
     """The experts that were chosen for each token of a batch, and the hooks that make the model choose them again.
 
-    Call `begin` before the first pass over a batch, `seal` behind those that may be recorded, and `end` when the batch
-    is done. Call `prepare` before every pass of the model, and `record` after it. From `prepare` on until the next one,
-    the model computes with the experts that are known, also when gradient checkpointing computes a layer again. A token
-    whose experts are not known goes through those that the routers choose now.
+    Call `begin_batch` before the first pass over a batch, `end_recording` behind those that may be recorded, and
+    `end_batch` when the batch is done. Call `force_next_pass` before every pass of the model, and `record_pass` after
+    it. From `force_next_pass` on until the next one, the model computes with the experts that are known, also when
+    gradient checkpointing computes a layer again. A token whose experts are not known goes through those that the
+    routers choose now.
 
     Where DeepSpeed has cut the model, making this is a collective call.
 
     Args:
         lm: a causal language model of transformers, where it computes.
-        kind: whose experts are forced. "proximal": those of the passes between `begin` and `seal`; "behaviour": those
-            that `begin` is given.
+        kind: whose experts are forced. "proximal": those of the passes between `begin_batch` and `end_recording`;
+            "behaviour": those that `begin_batch` is given.
 
     Raises:
         RoutesUnknown: the model has no routers, they do not weigh experts as `replayed_weights` can, or nobody can tell
@@ -247,7 +248,7 @@ class ForcedRoutes:
     def __init__(self, lm: Any, kind: Literal["proximal", "behaviour"] = "proximal") -> None:
         self._routers = find_routers(lm)
         for index, router in enumerate(self._routers):
-            router.module.register_forward_hook(self._hook(index, router))
+            router.module.register_forward_hook(self._force_after(index, router))
         self.given = kind == "behaviour"
         """True if the experts are those of the generators."""
         self._layers = _layers(self._routers) if self.given else []
@@ -273,7 +274,7 @@ class ForcedRoutes:
         self._choices, self._changed = 0, torch.zeros((), dtype=torch.int64)
         self._inputs = self._known_inputs = 0
 
-    def begin(self, tokens: int, routes: GivenRoutes | None = None) -> None:
+    def begin_batch(self, tokens: int, routes: GivenRoutes | None = None) -> None:
         """Begin a batch with this number of tokens.
 
         Args:
@@ -307,7 +308,7 @@ class ForcedRoutes:
                 )
         return rows
 
-    def prepare(self, micro_batch: Routed, device: torch.device) -> None:
+    def force_next_pass(self, micro_batch: Routed, device: torch.device) -> None:
         """Let the next pass, over this micro-batch, compute with the experts that are known, if there are any."""
         if self._table is None or self._recording:
             return
@@ -328,7 +329,7 @@ class ForcedRoutes:
         self._takes = None if takes.all() else torch.from_numpy(takes[:, None]).to(device)
         self._real = torch.from_numpy(real).to(device)
 
-    def record(self, micro_batch: Routed) -> None:
+    def record_pass(self, micro_batch: Routed) -> None:
         """Note the experts of the pass that has just been made, if they are recorded now."""
         if self._table is not None and self._recording:
             taken = torch.stack([self._seen[index] for index in range(len(self._routers))], dim=1)
@@ -336,7 +337,7 @@ class ForcedRoutes:
             self._known[micro_batch.input_token] = True
             self._seen = {}
 
-    def seal(
+    def end_recording(
         self, over_ranks: Callable[[Tensor], Tensor] | None = None, *, rank: int = 0, ranks: int = 1
     ) -> None:
         """End the recording, if there is one; later passes compute with what was recorded.
@@ -359,7 +360,7 @@ class ForcedRoutes:
             self._known = known.numpy().max(axis=0).astype(np.bool_)
         self._recording = False
 
-    def end(self) -> Tensor:
+    def end_batch(self) -> Tensor:
         """Forget the batch. Return counts, float64 [4].
 
         They are: forced choices; those of them that the routers would not make now; input tokens whose experts the
@@ -375,9 +376,9 @@ class ForcedRoutes:
         self._reset()
         return torch.tensor(counts, dtype=torch.float64)
 
-    def _hook(self, index: int, router: Router) -> Callable[..., Any]:
+    def _force_after(self, index: int, router: Router) -> Callable[..., Any]:
         def after(_module: nn.Module, _inputs: Any, answer: Any) -> Any:
-            logits, weights, own = router.places.of(answer)
+            logits, weights, own = router.places.read_from(answer)
             if self._recording:
                 self._seen[index] = own
             if self._forced is None or self._real is None:

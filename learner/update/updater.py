@@ -124,7 +124,7 @@ class Updater:
         outcome = recorder.finish([m.micro_batches for m in mini_batches], passes=algorithm.passes)
         outcome.critic_only = self._warming_up
         if routes is not None:
-            outcome.take_routes(sum_over_ranks(routes.end(), self.ranks))
+            outcome.take_routes(sum_over_ranks(routes.end_batch(), self.ranks))
         if outcome.tokens["seen"].any() and not outcome.nonfinite:
             self.state = after_update(algorithm, self.state, entropy=outcome.mean("entropy"))
         outcome.state = self.state
@@ -163,7 +163,7 @@ class Updater:
     ) -> list[list[Scores]]:
         """Score all mini-batches, and record the routes of the pass that scores them, if they are to be replayed."""
         if routes is not None:
-            routes.begin(len(batch.token_ids), batch.routes)
+            routes.begin_batch(len(batch.token_ids), batch.routes)
         scores = score_mini_batches(
             self.forward,
             self.frozen,
@@ -178,14 +178,14 @@ class Updater:
             # In a further pass, another rank may have the trajectory.
             shared = self.ranks > 1 and algorithm.passes > 1
             over_ranks = partial(sum_over_ranks, ranks=self.ranks) if shared else None
-            routes.seal(over_ranks, rank=self.rank, ranks=self.ranks)
+            routes.end_recording(over_ranks, rank=self.rank, ranks=self.ranks)
         return scores
 
     def estimate(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """Return values and log-probabilities of the batch's seen tokens: see `estimates.estimate_tokens`."""
         critic = self.config.algorithm.critic
         if self.routes is not None and self.routes.given:
-            self.routes.begin(len(batch.token_ids), batch.routes)
+            self.routes.begin_batch(len(batch.token_ids), batch.routes)
         return estimate_tokens(
             self.forward,
             self.critic,
@@ -210,14 +210,14 @@ class Updater:
     def forward(self, micro_batch: MicroBatch) -> Outputs:
         """Return the policy's outputs for a micro-batch."""
         if self.routes is not None:
-            self.routes.prepare(micro_batch, self.device)
+            self.routes.force_next_pass(micro_batch, self.device)
         outputs: Outputs = self.engine(
             **micro_batch_inputs(micro_batch, self.device),
             entropy_gradient=has_entropy_gradient(self.config.algorithm),
             value_gradient=not self._warming_up,
         )
         if self.routes is not None:
-            self.routes.record(micro_batch)
+            self.routes.record_pass(micro_batch)
         return outputs
 
     def _mini_batches(self, batch: Batch, algorithm: AlgorithmConfig) -> list[MiniBatch]:

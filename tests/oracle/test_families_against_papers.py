@@ -52,7 +52,7 @@ def play(config, *groups, group_size=8, decode=None):
     """Add groups one after the other as long as the family asks for more; return it and what it asked for."""
     family, asked = TaskFamily("0g3"), []
     for number, rewards in enumerate(groups):
-        family.add(stage(number, rewards))
+        family.add_stage(stage(number, rewards))
         asked.append(react(config, family, Surroundings(group_size, decode)))
         if not asked[-1]:
             break
@@ -170,18 +170,18 @@ def test_what_is_right_is_what_the_environment_says():
 
 def test_without_hints_or_members_nothing_is_asked_for():
     family = TaskFamily("0g3")
-    family.add(stage(0, [0, 0], hints=()))
+    family.add_stage(stage(0, [0, 0], hints=()))
     assert react(GHPO, family, Surroundings(2, None)) == []
     family = TaskFamily("0g3")
-    family.add(stage(0, []))
+    family.add_stage(stage(0, []))
     assert react(GHPO, family, Surroundings(2, None)) == []
 
 
 def test_a_group_that_is_lost_is_followed_by_the_next_hint_and_the_newest_group_is_trained():
     family, _ = play(GHPO, [0] * 8, [0] * 8)
-    family.add(stage(2, [], lost=True))
+    family.add_stage(stage(2, [], lost=True))
     assert react(GHPO, family, Surroundings(8, None))[0].note == SOLUTION[:75]
-    family.add(stage(3, [], lost=True))
+    family.add_stage(stage(3, [], lost=True))
     assert ids(settle(GHPO, family).trained) == ids(family.stages[1].members)
     assert [part.unit_id for part in settle(GHPO, family).unit(family).parts] == ["0g3", "0g3r1"]
 
@@ -189,10 +189,10 @@ def test_a_group_that_is_lost_is_followed_by_the_next_hint_and_the_newest_group_
 def test_a_member_that_was_played_without_its_note_is_not_trained():
     family = TaskFamily("0g3")
     first = stage(0, [0, 0])
-    family.add(first)
+    family.add_stage(first)
     hinted = stage(1, [1, 1])
     plain = replace(hinted.members[1], token_ids=first.members[0].token_ids)
-    family.add(replace(hinted, members=[hinted.members[0], plain]), [ChildTask("a hint")] * 2)
+    family.add_stage(replace(hinted, members=[hinted.members[0], plain]), [ChildTask("a hint")] * 2)
     settled = settle(GHPO, family)
     assert ids(settled.trained) == ["0g3r1.0.0"]
     assert settled.unit(family).parts[1].dropped == {UNBEGUN: [plain]}
@@ -230,7 +230,7 @@ def test_without_drafts_or_answers_nothing_is_trained():
     assert asked == [[]]
     assert not settle(DRAFT, family).trained
     family, _ = play(DRAFT, [1.0, 0.0], decode=letters)
-    family.add(stage(1, [], lost=True))
+    family.add_stage(stage(1, [], lost=True))
     assert react(DRAFT, family, Surroundings(2, letters)) == []
     assert not settle(DRAFT, family).trained
 
@@ -274,7 +274,7 @@ def test_a_recorded_member_that_was_played_without_its_note_stays_out(config, be
     # An old actor has played the first member from the plain prompt.
     members = [replace(second.members[0], token_ids=first.members[0].token_ids), *second.members[1:]]
     members = [replace(t, group_size=len(members)) for t in members]
-    family.add(replace(second, members=members), asked[0])
+    family.add_stage(replace(second, members=members), asked[0])
     was = settle(config, family)
     tasks = [
         Task(task_id=f"0g3r1.{i}", env="e", group_id="0g3r1", group_size=len(members), note=child.note)
@@ -433,7 +433,7 @@ def test_branches_and_whole_episodes_are_one_group():
     child = replace(child_of(parent, 3, "0g3r1.0.0", 1.0), parent="")
     wrong = child_of(other, 3, "0g3r1.1.0", 1.0)
     children = [ChildTask(start=prefix_of(parent, 3)), ChildTask(start=prefix_of(parent, 5))]
-    family.add(FamilyStage("0g3r1", "0g3r1", [child, wrong]), children)
+    family.add_stage(FamilyStage("0g3r1", "0g3r1", [child, wrong]), children)
     settled = settle(config, family)
     assert ids(settled.trained) == ["0g3.0.0", "0g3.1.0", "0g3r1.0.0"]
     assert [t.parent for t in settled.trained] == ["", "", "0g3.0.0"], "it is known from the task"

@@ -29,13 +29,13 @@ class Scene:
 
     def logits(self):
         """Return the logits of all inputs, [inputs, V]."""
-        self.replay.prepare(self.micro_batch, CPU)
+        self.replay.force_next_pass(self.micro_batch, CPU)
         logits = self.lm(input_ids=torch.from_numpy(self.micro_batch.token_ids), use_cache=False).logits
-        self.replay.record(self.micro_batch)
+        self.replay.record_pass(self.micro_batch)
         return logits.flatten(0, 1)[torch.from_numpy(self.micro_batch.input_place)]
 
     def given(self, routes="own"):
-        self.replay.begin(len(self.batch.token_ids), self.batch.routes if routes == "own" else routes)
+        self.replay.begin_batch(len(self.batch.token_ids), self.batch.routes if routes == "own" else routes)
         return self.logits()
 
     def choices(self):
@@ -64,24 +64,24 @@ def test_experts_that_the_routers_would_choose_anyway_change_no_bit(scene):
     known = tokens[tokens % 3 != 0]
     found = scene.given(BatchRoutes(known, scene.choices()[known].reshape(-1)))
     assert torch.equal(found, plain)
-    assert scene.replay.end().tolist() == [len(known) * LAYERS * CHOSEN, 0, len(known), len(tokens)]
+    assert scene.replay.end_batch().tolist() == [len(known) * LAYERS * CHOSEN, 0, len(known), len(tokens)]
 
 
 def test_without_rows_the_routers_choose(scene):
     plain = scene.logits()
     assert torch.equal(scene.given(None), plain)
-    assert scene.replay.end().tolist() == [0, 0, 0, len(inputs(scene))]
+    assert scene.replay.end_batch().tolist() == [0, 0, 0, len(inputs(scene))]
 
 
 def test_a_layer_computes_the_papers_sum_with_given_experts_and_its_own_where_none_is_given(scene):
     scene.given()
     layer, ids = scene.lm.model.layers[1].mlp, scene.micro_batch.token_ids
     states = torch.randn(*ids.shape, 64, generator=torch.Generator().manual_seed(3))
-    scene.replay.end()
+    scene.replay.end_batch()
     with torch.no_grad():
         plain = layer(states).flatten(0, 1)
-    scene.replay.begin(len(scene.batch.token_ids), scene.batch.routes)
-    scene.replay.prepare(scene.micro_batch, CPU)
+    scene.replay.begin_batch(len(scene.batch.token_ids), scene.batch.routes)
+    scene.replay.force_next_pass(scene.micro_batch, CPU)
     with torch.no_grad():
         found = layer(states).flatten(0, 1)
     rows = scene.batch.routes.experts.reshape(-1, LAYERS, CHOSEN)[:, 1]

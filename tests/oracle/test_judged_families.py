@@ -52,9 +52,9 @@ def judgements(family, numbers, *, words="", size=4):
 
 def family_of(rewards, numbers, config=CONFIG, **how):
     family = TaskFamily("0g3")
-    family.add(answers(rewards))
+    family.add_stage(answers(rewards))
     asked = react(config, family, Surroundings(8, letters))
-    family.add(judgements(family, numbers, **how), asked)
+    family.add_stage(judgements(family, numbers, **how), asked)
     assert react(config, family, Surroundings(8, letters)) == []
     return family
 
@@ -145,7 +145,7 @@ def test_a_judge_that_gives_no_numbers_never_makes_a_reward():
 def test_what_a_judgement_reads():
     family = TaskFamily("0g3")
     texts = ["one", "two\nlines", "  three ", "four"]
-    family.add(answers([{"asked": 0.0}] * 4, texts))
+    family.add_stage(answers([{"asked": 0.0}] * 4, texts))
     asked = react(CONFIG, family, Surroundings(8, letters))
     assert len(asked) == 4
     for k, task in enumerate(asked):
@@ -172,7 +172,7 @@ def test_only_the_last_line_is_read():
 )
 def test_nothing_is_asked_where_a_judgement_could_teach_nothing(rewards):
     family = TaskFamily("0g3")
-    family.add(answers(rewards))
+    family.add_stage(answers(rewards))
     assert react(CONFIG, family, Surroundings(8, letters)) == []
 
 
@@ -196,7 +196,7 @@ def test_the_truth_is_what_the_environment_gave():
 
 def test_long_answers_are_cut_so_that_all_have_room():
     family = TaskFamily("0g3")
-    family.add(answers([{"asked": 0.0}] * 4, ["x" * MAX_TEXT] * 4))
+    family.add_stage(answers([{"asked": 0.0}] * 4, ["x" * MAX_TEXT] * 4))
     (task, *_) = react(CONFIG, family, Surroundings(8, letters))
     assert MAX_TEXT - 40 < len(task.note) <= MAX_TEXT
     assert "(4) xxx" in task.note

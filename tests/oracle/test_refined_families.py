@@ -37,10 +37,10 @@ def episode(member, value, *, stage=0, turns=3, correct=None):
 
 def family_of(plain, refined, **how):
     family = TaskFamily("0g3")
-    family.add(FamilyStage("0g3", "0g3", [episode(i, value) for i, value in enumerate(plain)]))
+    family.add_stage(FamilyStage("0g3", "0g3", [episode(i, value) for i, value in enumerate(plain)]))
     asked = react(CONFIG, family, Surroundings(6, words, 99))
     members = [episode(i, value, stage=1, **how) for i, value in enumerate(refined)]
-    family.add(FamilyStage("0g3r1", "0g3r1", members), asked)
+    family.add_stage(FamilyStage("0g3r1", "0g3r1", members), asked)
     assert react(CONFIG, family, Surroundings(6, words, 99)) == []
     return family
 
@@ -53,7 +53,7 @@ def test_a_refined_episode_reads_what_really_followed():
     assert true_future(t, 9, words) == "101-101\n102\n103-103\n104"
     assert true_future(t, 1, words) == "101-101\n102"
     family = TaskFamily("0g3")
-    family.add(FamilyStage("0g3", "0g3", [episode(1, 0.0), episode(0, 0.0)]))
+    family.add_stage(FamilyStage("0g3", "0g3", [episode(1, 0.0), episode(0, 0.0)]))
     asked = react(CONFIG, family, Surroundings(5, words, 99))
     first, second = "Then: 1-1\n2\n3-3\n4", "Then: 101-101\n102\n103-103\n104"
     assert asked == [ChildTask(first), ChildTask(second), ChildTask(first)], "by member, in turn"
@@ -62,7 +62,7 @@ def test_a_refined_episode_reads_what_really_followed():
 def test_where_nothing_followed_the_group_is_as_it_is():
     for members in ([episode(0, 1.0, turns=1), episode(1, 0.0, turns=1)], []):
         family = TaskFamily("0g3")
-        family.add(FamilyStage("0g3", "0g3", members))
+        family.add_stage(FamilyStage("0g3", "0g3", members))
         assert react(CONFIG, family, Surroundings(6, words, 99)) == []
         assert settle(CONFIG, family).trained == members
     family.stages = [FamilyStage("0g3", "0g3", [episode(0, 1.0)])]
@@ -72,7 +72,7 @@ def test_where_nothing_followed_the_group_is_as_it_is():
 
 def test_a_long_future_is_cut():
     family = TaskFamily("0g3")
-    family.add(FamilyStage("0g3", "0g3", [episode(0, 1.0)]))
+    family.add_stage(FamilyStage("0g3", "0g3", [episode(0, 1.0)]))
     (task, *_) = react(CONFIG, family, Surroundings(3, lambda ids: "x" * MAX_TEXT, 99))
     assert len(task.note) <= MAX_TEXT
 

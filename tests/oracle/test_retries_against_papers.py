@@ -108,7 +108,7 @@ def family_of(config, *stages):
     """Add groups as they are delivered; return the family and what it asked for after each."""
     family, asked = TaskFamily("0g3"), [[]]
     for each in stages:
-        family.add(each, asked[-1])
+        family.add_stage(each, asked[-1])
         asked.append(react(config, family, around()))
     return family, asked[1:]
 
@@ -277,7 +277,7 @@ def test_a_retry_with_note_and_prefix_is_known_by_both():
     assert not child.is_begun_by(told("0g3r1.0", "x$", "|1", "d$", prompt="Q note", repeated=1), WRONG)
     assert not child.is_begun_by(told("0g3r1.0", "a$", "|1", "d$", prompt="Q note"), WRONG), "sampled again"
     family = TaskFamily("0g3", [stage(0, WRONG)])
-    family.add(stage(1, told("0g3r1.0", "a$", "|1", "d$")), [child])
+    family.add_stage(stage(1, told("0g3r1.0", "a$", "|1", "d$")), [child])
     assert list(settle(AGENT_R, family).unit(family).parts[1].dropped) == [UNBEGUN]
 
 
@@ -309,7 +309,7 @@ def test_a_retry_goes_on_behind_the_first_step_that_a_right_episode_did_not_take
     assert [letters(np.frombuffer(child.start.token_ids, "<i4")) for child in asked[0]] == ["Qa$|1b$|2"] * 2
     assert slow_splice(WRONG, RIGHT) == "Qa$|1b$|2"
     retry = told("0g3r1.0", "a$", "|1", "b$", "|2", "f$", correct=True, repeated=2)
-    family.add(stage(1, retry), asked[0])
+    family.add_stage(stage(1, retry), asked[0])
     trained = settle(AGENT_R, family).trained
     # Card B41: every token before the revision is masked; the wrong step itself stays a bad example where it was taken.
     assert [trained_letters(t) for t in trained] == ["a$b$c$", "a$d$e$", "f$"]
@@ -374,7 +374,7 @@ def test_a_reflection_that_leaves_no_room_for_a_beginning_has_no_retry():
     for expected in (2, 1):
         asked = react(config, family, around(room=10**9))
         assert len(asked) == expected
-        family.add(reflections("x" * 200, "yes$"), asked)
+        family.add_stage(reflections("x" * 200, "yes$"), asked)
     assert [(child.note, child.start.parent) for child in asked] == [("note: yes$", "0g3.0.0")]
 
 
@@ -401,7 +401,7 @@ def test_a_task_without_success_is_asked_again_with_the_two_nearest_solved_examp
     guided = stage(
         2, *(told(f"0g3r2.{n}", "y$", prompt="sys\nabcd\n\nseen", correct=bool(n)) for n in range(4))
     )
-    family.add(guided, asked[1])
+    family.add_stage(guided, asked[1])
     assert react(GUIDED, family, around()) == []
     settled = settle(GUIDED, family)
     assert ids(settled.trained) == ids(guided.members)

@@ -76,16 +76,16 @@ class Scene:
         )
 
     def logits(self):
-        self.replay.prepare(self.micro_batch, CPU)
+        self.replay.force_next_pass(self.micro_batch, CPU)
         ids = torch.from_numpy(self.micro_batch.token_ids)
         logits = self.lm(input_ids=ids, use_cache=False).logits.flatten(0, 1)
-        self.replay.record(self.micro_batch)
+        self.replay.record_pass(self.micro_batch)
         return logits[torch.from_numpy(self.micro_batch.position)]
 
     def recorded(self):
-        self.replay.begin(len(self.batch.token_ids))
+        self.replay.begin_batch(len(self.batch.token_ids))
         logits = self.logits()
-        self.replay.seal()
+        self.replay.end_recording()
         return logits
 
     def move(self):
@@ -100,7 +100,7 @@ def test_replay_of_the_routes_that_the_model_would_take_anyway_changes_no_bit():
     plain = scene.logits()
     assert torch.equal(scene.recorded(), plain)
     assert torch.equal(scene.logits(), plain)
-    replayed, changed, *_ = scene.replay.end().tolist()
+    replayed, changed, *_ = scene.replay.end_batch().tolist()
     assert (replayed, changed) == (len(scene.micro_batch.input_place) * LAYERS * CHOSEN, 0)
 
 
@@ -109,7 +109,7 @@ def test_moved_routers_still_lead_to_the_experts_of_before():
     scene.recorded()
     scene.move()
     replayed = scene.logits()
-    total, changed, *_ = scene.replay.end().tolist()
+    total, changed, *_ = scene.replay.end_batch().tolist()
     plain = scene.logits()
     assert 0.1 < changed / total < 1
     assert (replayed - plain).abs().max() > 0.1
@@ -122,7 +122,7 @@ def test_a_layer_computes_the_sum_of_the_paper():
     scene.move()
     layer, ids = scene.lm.model.layers[0].mlp, scene.micro_batch.token_ids
     states = torch.randn(*ids.shape, 64, generator=torch.Generator().manual_seed(3))
-    scene.replay.prepare(scene.micro_batch, CPU)
+    scene.replay.force_next_pass(scene.micro_batch, CPU)
     with torch.no_grad():
         found = layer(states).flatten(0, 1)
     routes = scene.replay._forced[0].numpy()
@@ -193,7 +193,7 @@ def test_other_families_are_understood(family):
         for router in scene.replay._routers:
             router.module.weight.copy_(router.module.weight.flip(0))
     scene.logits()
-    replayed, changed, *_ = scene.replay.end().tolist()
+    replayed, changed, *_ = scene.replay.end_batch().tolist()
     assert 0 < changed < replayed
 
 

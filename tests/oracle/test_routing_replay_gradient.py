@@ -96,17 +96,17 @@ def gradients(first, lm, batch, *, budget, width, checkpointing=False):
     assert any(part.attends is not None for part in micro_batches) == bool(width)
 
     def outputs(part):
-        replay.prepare(part, CPU)
+        replay.force_next_pass(part, CPU)
         found = module(**micro_batch_inputs(part, CPU))
-        replay.record(part)
+        replay.record_pass(part)
         return found.logp
 
     lm.load_state_dict(first.state_dict())
-    replay.begin(len(batch.token_ids))
+    replay.begin_batch(len(batch.token_ids))
     with torch.no_grad():
         for part in micro_batches:
             outputs(part)
-    replay.seal()
+    replay.end_recording()
     with torch.no_grad():
         for name, p in lm.named_parameters():
             p.copy_(after[name])
@@ -116,7 +116,7 @@ def gradients(first, lm, batch, *, budget, width, checkpointing=False):
     weights = weights_of_tokens(batch)[torch.from_numpy(batch.seen_mask)]
     for part in micro_batches:
         (weights[torch.from_numpy(part.token)] * outputs(part)).sum().backward()
-    replayed, changed, *_ = replay.end().tolist()
+    replayed, changed, *_ = replay.end_batch().tolist()
     return {name: p.grad for name, p in lm.named_parameters()}, changed / replayed
 
 

@@ -152,7 +152,7 @@ def test_frozen_policies_score_a_batch_as_the_policy_with_equal_weights_does(mod
         updater = engine.updater
         batch = engine._batch(list(map(with_routes, make_batch_of_groups(3, 4))), 0)
         micro_batches = updater._micro_batches(batch, np.arange(len(batch.lengths)))
-        updater.routes.begin(len(batch.token_ids), batch.routes)
+        updater.routes.begin_batch(len(batch.token_ids), batch.routes)
         with torch.no_grad():
             expected = torch.cat([updater.forward(micro_batch).logp for micro_batch in micro_batches])
         assert updater.frozen.keys() == {"reference", "predecessor"}

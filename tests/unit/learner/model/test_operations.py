@@ -33,7 +33,7 @@ def test_a_dense_model_takes_six_operations_for_each_weight(tied):
         products -= 6 * model.get_input_embeddings().weight.numel() * tokens
     attention = 2 * 6 * operations.attention * LENGTH * tokens
     assert counted(model) == pytest.approx(products + attention, rel=0.02)
-    found = operations.of(tokens, mean_length([LENGTH] * ROWS))
+    found = operations.for_tokens(tokens, mean_length([LENGTH] * ROWS))
     assert found == pytest.approx(products + attention / 2, rel=0.02)
 
 
@@ -57,7 +57,7 @@ def test_frozen_weights_have_no_gradient_of_their_own():
         parameter.requires_grad_(False)
     frozen = token_operations(model)
     assert (frozen.weights, frozen.trained) == (whole.weights, 0)
-    assert frozen.of(10, 0.0) == pytest.approx(whole.of(10, 0.0) * 4 / 6)
+    assert frozen.for_tokens(10, 0.0) == pytest.approx(whole.for_tokens(10, 0.0) * 4 / 6)
 
 
 def test_a_model_that_does_not_tell_its_heads_is_not_counted():
