@@ -16,12 +16,15 @@ GeneratorError
 ├── RequestRefused     the engine cannot serve one request, but still works
 ├── UpdateRefused      the engine cannot take these weights, and goes on with the old ones
 ├── EngineFailed       nothing sampled from this engine may be used any more
+├── ModelNotLoaded     the engine has no way to load this model (final)
 ├── GeneratorFailed    this process has to end; a new one may work
 ├── NoRoom             this host has no memory for a version
 ├── SourceFailed       this source of weights cannot be used now; a different one may work
 │   └── WrongBytes     a source sends bytes that do not match what was asked for
 └── Cancelled          a fetch stops because this process ends
 """
+
+from typing import ClassVar
 
 from protocol.errors import WeightsError
 
@@ -84,6 +87,12 @@ class UpdateRefused(GeneratorError, ValueError):
 
 class EngineFailed(GeneratorError, RuntimeError):
     """Nothing sampled from this engine may be used any more; its process has to be replaced."""
+
+
+class ModelNotLoaded(GeneratorError, ValueError):
+    """The engine has no way to load this model, for example an architecture that it does not know."""
+
+    final: ClassVar[bool] = True
 
 
 class GeneratorFailed(GeneratorError, RuntimeError):

@@ -175,8 +175,14 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
 
 def show_check(args: argparse.Namespace, config: RunConfig) -> None:
     """Try what a run file names, and print the remarks on it."""
+    from launch.preflight.engine_trial import try_engine
+    from launch.preflight.examine import model_files
+
     tried = examined(config)
-    for remark in [*tried.remarks, *([tried.memory] if tried.memory else [])]:
+    # A run finds this out when its generator starts, so only a check without a run tries it.
+    with said_if_slow("trying whether vLLM can load the model"):
+        unknown = try_engine(tried.config, model_files(tried.config))
+    for remark in [*tried.remarks, *unknown, *([tried.memory] if tried.memory else [])]:
         sys.stdout.write(f"{args.run_file}: note: {remark}\n")
     method = f"method {config.method}, " if config.method else ""
     sys.stdout.write(f"{args.run_file}: ok (run {config.run.name}, {method}mode {config.run.mode})\n")

@@ -31,6 +31,7 @@ from launch.supervise.posts import (
     limits,
     lock_environment,
     posts,
+    repeats,
 )
 from learner.run_files import PID_FILE, RESULT, weights_folder
 from protocol.files import write_whole
@@ -331,6 +332,10 @@ class Crew:
         if final(post, self._folder) or (post.name == BROKER and not self.broker_answered):
             raise self.failed(post.name)
         why = how_it_ended(post, self._folder)
+        if repeats(post, why):
+            raise RoleFailed(
+                f"{why}, for the second time: starting it again would change nothing (log: {post.child.log})"
+            )
         lived_s = now - post.child.started
         post.due = post.backoff.ended(why, lived_s=lived_s, now=now, patience=self._patience)
         if post.due is None:

@@ -111,6 +111,9 @@ LEARNER = "learner"
 ACTOR = "actor"
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables with settings of torch's GPU memory: the present name and the former one."""
+ENGINE_NOT_STARTED = "Engine core initialization failed"
+"""vLLM's words for an engine that ended before it served; the cause is in its log only."""
+ERROR_LINE = re.compile(r"\b[A-Z]\w*(?:Error|Exception|NotFound): .+")
 BROKER_START_S = 120.0
 """Longest wait for the first answer of a broker, because reading a long journal takes a while."""
 
@@ -226,7 +229,31 @@ def how_it_ended(post: Post, folder: Path) -> str:
         why = ", most likely by the kernel, because the host ran out of memory" if starved else ""
         return f"{post.name} was ended by {signal.strsignal(-code)} (signal {-code}){why}"
     reason = short_of_memory(post, folder) or errors.read_reason(folder, post.name)
+    if ENGINE_NOT_STARTED in reason and (cause := root_cause(post.child.own_tail(LOG_LINES))):
+        reason += f" ({cause})"
     return f"{post.name} ended with code {code}{f': {reason}' if reason else ''}"
+
+
+def root_cause(log: str) -> str:
+    """Return the first error in a log that vLLM's own one points to as the root cause; "" if there is none.
+
+    Example:
+        >>> root_cause("(EngineCore) ERROR ImportError: no PIL\\nRuntimeError: Engine core initialization failed.")
+        'ImportError: no PIL'
+    """
+    for line in log.splitlines():
+        if (found := ERROR_LINE.search(line)) and ENGINE_NOT_STARTED not in line:
+            return found[0].strip()[:300]
+    return ""
+
+
+def repeats(post: Post, why: str) -> bool:
+    """Return whether a generator's engine could not start twice in a row, for the same reason.
+
+    Such an engine has not served yet, so nothing that another start would find has changed.
+    """
+    earlier = post.backoff.reasons[-1:]
+    return ENGINE_NOT_STARTED in why and earlier == [why]
 
 
 def failure(post: Post, folder: Path) -> RoleFailed:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from actors.config import GeneratorConfig
-from actors.errors import EngineFailed, RequestRefused
+from actors.errors import EngineFailed, ModelNotLoaded, RequestRefused
 from actors.generator.engine import Request, VersionedEngine
 from actors.generator.requests import stamp
 from actors.generator.vllm_engine.one_process import in_this_process
@@ -146,6 +146,27 @@ def engine_arguments(config: GeneratorConfig, *, model: str, seed: int, cpu: boo
     return {name: value for name, value in arguments.items() if value is not None}
 
 
+def described_to_vllm(vllm: Any, arguments: Mapping[str, Any]) -> Any:
+    """Return vLLM's configuration of an engine, which it makes from the model's description, without the weights.
+
+    Args:
+        vllm: the module.
+        arguments: for AsyncEngineArgs.
+
+    Raises:
+        ModelNotLoaded: it cannot be made: vLLM does not know the architecture, or lacks a package that the model needs.
+    """
+    try:
+        return vllm.AsyncEngineArgs(**arguments).create_engine_config()
+    except (ImportError, ValueError, KeyError, AttributeError, NotImplementedError) as error:
+        # vLLM goes on with the names of all architectures that it knows.
+        told = " ".join(str(error).split()).partition(". Supported architectures")[0][:TOLD_CHARS]
+        raise ModelNotLoaded(
+            f"vLLM cannot load the model {arguments['model']}: {told}; take a model that this vLLM knows, or install "
+            'what is missing. With generator.backend = "http" another server may sample'
+        ) from error
+
+
 def warm_up_prompts(tokens: int, config: GeneratorConfig, vocab_size: int) -> list[list[list[int]]]:
     """Return two batches of prompts, each with as many tokens as one step computes, as far as requests allow.
 
@@ -164,6 +185,8 @@ def warm_up_prompts(tokens: int, config: GeneratorConfig, vocab_size: int) -> li
     ]
 
 
+TOLD_CHARS = 600
+"""Characters that are kept of vLLM's own words."""
 FULL_SHARE = 0.9
 
 
@@ -317,6 +340,7 @@ class VllmEngine(VersionedEngine):
         Raises:
             EngineFailed: the first steps took longer than ``config.warm_up_s``.
             GpuUnusable: the generator was given GPUs, but vLLM does not compute on them.
+            ModelNotLoaded: vLLM has no way to load this model.
         """
         prepare_environment(config)
         if config.tensor_parallel_size > 1 and not is_registered():
@@ -338,8 +362,10 @@ class VllmEngine(VersionedEngine):
         allow_on_cpu()
         stats = SchedulerGauges()
         with in_this_process() if one_process else contextlib.nullcontext():
-            llm = AsyncLLM.from_engine_args(
-                vllm.AsyncEngineArgs(**arguments), stat_loggers=[stat_logger(stats)]
+            llm = AsyncLLM.from_vllm_config(
+                described_to_vllm(vllm, arguments),
+                stat_loggers=[stat_logger(stats)],
+                disable_log_stats=arguments["disable_log_stats"],
             )
         engine = cls(llm, config.kv_on_update_used, config.stream_interval, stats)
         # vLLM keeps this frame alive, but `close` has to drop the last reference.

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch import processes
+from launch.errors import RoleFailed, leave_note
 from launch.processes import Child, role_environment, tail
 from launch.run_file.load import check
 from launch.supervise import crew as crew_module
@@ -230,3 +231,38 @@ def test_a_kill_by_a_kernel_without_memory_is_named(tmp_path, monkeypatch, kills
 
 def test_the_kernel_counts_its_kills():
     assert processes.oom_kills() >= 0
+
+
+ENGINE = "RuntimeError: Engine core initialization failed. See root cause above."
+
+
+def test_an_engine_that_twice_cannot_start_for_one_reason_ends_the_run(crew, notes, spawned):
+    crew._folder.mkdir()
+    crew.start(["broker", "generator-0"], resume=False)
+
+    def dies():
+        child = spawned.children[-1]
+        child.log.parent.mkdir(exist_ok=True)
+        child.log.write_text(f"(EngineCore pid=9) ERROR ImportError: image processors need PIL\n{ENGINE}\n")
+        child.process.returncode = 1
+        leave_note(crew._folder, "generator-0", 1, ENGINE)
+
+    dies()
+    crew.revive(10.0)
+    assert len(spawned.children) == 3, "the first time may be chance"
+    dies()
+    with pytest.raises(
+        RoleFailed, match=r"\(ImportError: image processors need PIL\), for the second time: starting it"
+    ):
+        crew.revive(20.0)
+
+
+def test_an_engine_that_cannot_start_for_different_reasons_is_started_again(crew, notes, spawned):
+    crew._folder.mkdir()
+    crew.start(["broker", "generator-0"], resume=False)
+    for at, reason in ((10.0, ENGINE), (20.0, "OSError: no route to host"), (30.0, ENGINE)):
+        spawned.children[-1].process.returncode = 1
+        leave_note(crew._folder, "generator-0", 1, reason)
+        crew.revive(at)
+        crew.revive(at + 9.0)
+    assert len(spawned.children) == 5
