@@ -39,12 +39,9 @@ COMMANDS = {
     "harnesses": "harnesses",
     "learner": "learner --rounds 5",
     "learner-shared": "learner --sizes 1M 10M 135M --lengths 'one prompt' 'three turns' --rounds 3",
-    "plan": "plan recipes/spell_backward.toml --calibrate 30",
     "plan-smollm2": "plan recipes/smollm2.toml --calibrate 60 --seconds 120",
     "ratios": "ratios",
     "staleness": "staleness",
-    "truncation": "truncation",
-    "versus_trl": "versus_trl",
     "versus_trl-sums": "versus_trl --tasks sums",
     "weights": "weights --repetitions 5",
 }
