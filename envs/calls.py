@@ -102,24 +102,27 @@ def find_calls(answer: str, tools: Mapping[str, ToolSchema]) -> list[Call]:
     return read_answer(answer, tools).calls
 
 
-def without_thought(answer: str) -> str:
+def without_thought(answer: str, tools: Mapping[str, ToolSchema] | None = None) -> str:
     """Return an answer without its thought. A thought that is not closed goes to the end.
+
+    Args:
+        tools: schemas of the tools, by name: a call of one without marks may quote the end of a thought.
 
     Example:
         >>> without_thought("<think>hm</think>yes"), without_thought("hm</think>yes"), without_thought("<think>hm")
         ('yes', 'yes', '')
     """
-    return answer[_Reader(answer, {}).behind_thought() :].partition(THINK)[0]
+    return answer[_Reader(answer, tools or {}).behind_thought() :].partition(THINK)[0]
 
 
-def thought_of(answer: str) -> str:
+def thought_of(answer: str, tools: Mapping[str, ToolSchema] | None = None) -> str:
     """Return the thought of an answer, without its marks; "" if it has none that is closed.
 
     Example:
         >>> thought_of("<think>hm</think>yes"), thought_of("hm</think>yes"), thought_of("yes")
         ('hm', 'hm', '')
     """
-    end = _Reader(answer, {}).behind_thought()
+    end = _Reader(answer, tools or {}).behind_thought()
     return answer[:end].removesuffix(THOUGHT_END).strip().removeprefix(THINK).strip()
 
 
@@ -200,7 +203,11 @@ class _Reader:
                 self._from = closed + len(THOUGHT_END)
                 return self._from
             case "</think>":
-                # The prompt opened the thought, or the model did without saying so. All before it was thought.
+                # The prompt opened the thought, or the model did without saying so. All before it was thought, unless
+                # a thought was closed before: then calls stand between, and the mark is quoted.
+                if self._from > 0 and self._calls:
+                    self._pieces.append(mark)
+                    return end
                 self._pieces.clear()
                 self._calls.clear()
                 self._bare.clear()
@@ -214,6 +221,9 @@ class _Reader:
                 self._pieces.append(mark)
                 return end
             case _ if mark[0] == "{":
+                if not self._tools:
+                    self._pieces.append("{")
+                    return begin + 1
                 return self._bare_call(begin)
             case _ if mark in _WRAPPERS:
                 return self._wrapper(mark, end)
@@ -228,10 +238,14 @@ class _Reader:
             content, end = self._json(begin)
         except _UnreadableCall as error:
             end = min(max(error.at, begin + 1), len(self._text))
-            if self._tools and any(self._find(key, begin) >= 0 for key in ('"arguments"', '"parameters"')):
+            thought = self._find(THOUGHT_END, begin)
+            if self._from == 0 and 0 <= thought < end:
+                # It is more likely that it was thought of than that it quotes the end of a thought.
+                end = thought
+            if any(self._find(key, begin) >= 0 for key in ('"arguments"', '"parameters"')):
                 call = Call("", error=str(error))
         else:
-            if self._tools and _is_call(content, self._tools):
+            if _is_call(content, self._tools):
                 call = _call_of(content)
                 # The model left out the opening mark.
                 end = self._past_mark(self._past_space(end), _CLOSED)

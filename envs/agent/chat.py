@@ -221,7 +221,7 @@ def make_reply(answer: str, request: ChatRequest, turn: int, facts: TurnFacts) -
         {'role': 'assistant', 'content': '4'}
     """
     schemas = {tool["function"]["name"]: tool for tool in request.tools}
-    text = without_thought(answer)
+    text = without_thought(answer, schemas)
     ends = [(at, stop) for stop in request.stop if stop and (at := text.find(stop)) >= 0]
     end, stopped_by = min(ends, default=(len(text), ""))
     text = text[:end]
@@ -234,7 +234,7 @@ def make_reply(answer: str, request: ChatRequest, turn: int, facts: TurnFacts) -
         text = final_text(read.text).strip()
         text = "" if text.startswith("<|channel|>") else text
     message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
-    if thought := thought_of(answer):
+    if thought := thought_of(answer, schemas):
         message["reasoning_content"] = thought
     if calls:
         message["tool_calls"] = [
@@ -247,12 +247,19 @@ def make_reply(answer: str, request: ChatRequest, turn: int, facts: TurnFacts) -
         ]
     reason = "tool_calls" if calls else "length" if facts.cut and not ends else "stop"
     unreadable = len(found) - len(calls)
-    return Reply(message, reason, facts, stopped_by, unreadable, _told(answer, found) if unreadable else ())
+    return Reply(
+        message,
+        reason,
+        facts,
+        stopped_by,
+        unreadable,
+        _told(without_thought(answer, schemas), found) if unreadable else (),
+    )
 
 
-def _told(answer: str, calls: Sequence[Call]) -> tuple[ChatMessage, ...]:
+def _told(text: str, calls: Sequence[Call]) -> tuple[ChatMessage, ...]:
     """Return what the policy reads in place of results: none of the calls was run."""
-    said: ChatMessage = {"role": "assistant", "content": without_thought(answer)}
+    said: ChatMessage = {"role": "assistant", "content": text}
     results: list[ChatMessage] = []
     for number, call in enumerate(calls):
         why = call.error or "it was not run, because another call of this answer cannot be read"

@@ -174,7 +174,7 @@ ROLES = ("tool", "user")
 
 
 class SuiteOfReturns:
-    """What suites have in common whose episodes are played for a return, with code of the user and no solutions."""
+    """Base of suites whose episodes are played for a return, with code of the user and no solutions."""
 
     LIBRARY = "gymnasium"
     """Whose environments they are."""

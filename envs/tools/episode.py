@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any, Protocol, cast
 
 from envs.base import ChatMessage, StepResult, ToolSchema
-from envs.calls import Call, find_calls
+from envs.calls import Call, final_text, find_calls
 from envs.errors import EnvError
 from envs.rows.prompts import RawPrompt
 from envs.rows.reading import DataRow
@@ -191,9 +191,7 @@ class ToolsEpisode:
     def _end(self, why: str, action: str) -> StepResult:
         assert self._begun is not None, "step before reset"
         row, prompt = self._begun
-        # In gpt-oss' form the text for the user stands in a channel of its own.
-        final = action.rpartition("<|channel|>final<|message|>")[2]
-        rewards, correct = self._suite.score(self._user, final, row, prompt)
+        rewards, correct = self._suite.score(self._user, final_text(action), row, prompt)
         info = {
             "row": row.place,
             "end": why,

@@ -476,14 +476,16 @@ def _referred(reference: str, root: Any) -> Any:
 
 
 def as_text(result: Any) -> str:
-    """Return the result of a tool as text: JSON unless it is text already.
+    """Return the result of a tool as text: JSON unless it is text already, or the bytes of one.
 
     Example:
-        >>> as_text("a"), as_text({"a": [1]}), as_text(None)
-        ('a', '{"a": [1]}', 'null')
+        >>> as_text("a"), as_text({"a": [1]}), as_text(None), as_text(b"a")
+        ('a', '{"a": [1]}', 'null', 'a')
     """
     if isinstance(result, str):
         return _clean(result)
+    if isinstance(result, bytes | bytearray):
+        return bytes(result).decode("utf-8", "replace")
     try:
         return _clean(json.dumps(result, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError):

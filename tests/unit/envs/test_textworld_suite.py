@@ -144,7 +144,7 @@ def test_wrong_settings_are_refused(params, why):
 
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "textworld", None)
-    with pytest.raises(EnvError, match=r"pip install 'offbeat\[textworld\]'"):
+    with pytest.raises(EnvError, match=r"pip install '\.\[textworld\]'"):
         make_suite("textworld", {"games": "a.z8"})
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from actors import calls as written
+from actors.calls import _text_behind_prompt
 from actors.chat_template import ChatTemplate
 from actors.errors import TemplateUnusable
 from envs.agent.chat import make_reply, parse_request
@@ -57,7 +57,7 @@ def text_of(family: str, calls: list[dict[str, Any]], *, name: str = "look_up", 
             prompt = template.text([question], tools, add_generation_prompt=True)
         except TemplateUnusable:
             continue
-        text = written._behind(whole, prompt)
+        text = _text_behind_prompt(whole, prompt)
         last = max(text.rfind(str(calls[-1]["count"])), text.rfind(calls[-1]["word"]), 0)
         ends = [at for end in template.ends if (at := text.find(end, last)) >= 0]
         return text[: min(ends, default=len(text))]
@@ -219,6 +219,14 @@ def test_forms_that_models_write_and_templates_do_not(text, names):
         ('I could write <tool_call>{"name": ...} here.</think>7', 0, "7"),
         ('One <tool_call>{"name": "look_up"}</tool_call> in a thought</think>7', 0, "7"),
         ("<think>open <tool_call>", 0, ""),
+        ('I could write {"name": "add", "arguments": {"a: 1}} here.</think>7', 0, "7"),
+        ('I could write {"name": "add ... </think>7', 0, "7"),
+        (
+            '<think>a</think><tool_call>{"name": "look_up"}</tool_call> I wrote </think> once.',
+            1,
+            " I wrote </think> once.".strip(),
+        ),
+        ('{"name": "look_up", "parameters": {"word": "a </think> b"}}', 1, ""),
         ("a<think>b</think>c", 0, "c"),
     ],
 )
