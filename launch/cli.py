@@ -208,13 +208,12 @@ def train_here(args: argparse.Namespace, config: RunConfig) -> None:
 
 def train_for_debugging(args: argparse.Namespace, config: RunConfig) -> None:
     """Try what a run file names, then train with all roles in this process."""
-    from launch.in_process import alone, breakpoints_left_out, refuse, train_in_process
+    from launch.in_process import alone, refuse, train_in_process
     from launch.supervise.summary import summary_rows
 
     refuse(config)
     config = alone(config)
-    with breakpoints_left_out():
-        tried = examined(config)
+    tried = examined(config)
     for remark in tried.remarks:
         sys.stderr.write(f"{remark}\n")
     summary = train_in_process(
@@ -237,12 +236,21 @@ def examined(config: RunConfig) -> "Examined":
     from launch.preflight.examine import examine
     from learner.settings.rules import notes
 
-    with said_if_slow(
-        "checking the model and the environment; a model that is not here yet is downloaded first"
-    ):
+    slow = "checking the model and the environment; a model that is not here yet is downloaded first"
+    with said_if_slow(slow), breakpoints_left_out():
         tried = examine(config)
     further = notes(config.learner, segment_tokens=config.actor.segment_tokens)
     return replace(tried, remarks=[*tried.remarks, *further])
+
+
+@contextmanager
+def breakpoints_left_out() -> Iterator[None]:
+    """Leave out `breakpoint()` in the context: a trial of the environment is not the run."""
+    before, sys.breakpointhook = sys.breakpointhook, lambda *_, **__: None
+    try:
+        yield
+    finally:
+        sys.breakpointhook = before
 
 
 @contextmanager

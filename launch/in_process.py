@@ -43,8 +43,6 @@ Where = Literal["disk", "memory"]
 def refusals(config: RunConfig) -> Iterator[str]:
     """Yield why a run cannot be in one process, each reason with its cure."""
     learner, generator = config.learner, config.generator
-    if not learner.steps:
-        yield "learner.steps = 0: there is nothing to train; `offbeat eval` evaluates"
     if learner.ranks > 1:
         yield (
             f"learner.processes = {learner.processes} on learner.nodes = {learner.nodes}: one process is one rank; add "
@@ -95,7 +93,7 @@ def refuse(config: RunConfig) -> None:
 def train_in_process(
     config: RunConfig,
     *,
-    resume: bool = False,
+    resume: bool | Path = False,
     from_step: int | None = None,
     changed: bool = False,
     journal: Where = "disk",
@@ -106,7 +104,7 @@ def train_in_process(
 
     Args:
         config: configuration that `launch.preflight.examine` has examined, see `alone`.
-        resume: go on from the newest checkpoint of the run.
+        resume: go on with the newest folder of this run, or with the one that is named.
         from_step: with ``resume``, go back to the checkpoint of this learner step.
         changed: with ``resume``, accept a different seed, environment or model.
         journal: where the broker keeps what it was told. "disk": in the run folder, as every run does. "memory":
@@ -127,6 +125,8 @@ def train_in_process(
     os.environ.setdefault(logs.LEVEL, "warning")
     logs.configure("in-process")
     folder = run_folder.create(config, resume=resume)
+    if from_step is not None:
+        run_folder.check_step(folder, from_step)
     with held(folder, say):
         for line in resumed_with(config, folder, from_step, changed=changed) if resume else ():
             say(line)
@@ -138,10 +138,10 @@ def train_in_process(
             roles = Roles(config, folder, model, journal, loop, say)
             try:
                 roles.start(engine)
-                roles.learn(resume=resume, from_step=from_step)
+                roles.learn(resume=bool(resume), from_step=from_step)
             finally:
                 roles.end()
-        return _summary(config, folder, time.monotonic() - began, resumed=resume)
+        return _summary(config, folder, time.monotonic() - began, resumed=bool(resume))
 
 
 def alone(config: RunConfig) -> RunConfig:
@@ -161,16 +161,6 @@ def alone(config: RunConfig) -> RunConfig:
     prepare_environment(generator)
     one = {"actor": config.actor.model_copy(update={"count": 1})}
     return config.model_copy(update={**one, "generator": generator.model_copy(update={"count": 1})})
-
-
-@contextlib.contextmanager
-def breakpoints_left_out() -> Iterator[None]:
-    """Leave out `breakpoint()` in the context: a trial of the environment is not the run."""
-    before, sys.breakpointhook = sys.breakpointhook, lambda *_, **__: None
-    try:
-        yield
-    finally:
-        sys.breakpointhook = before
 
 
 @contextlib.contextmanager

@@ -192,7 +192,11 @@ class PageRun:
             if arguments[0] == "train" and not self.train:
                 arguments = [
                     "check",
-                    *(word for word in arguments[1:] if word not in ("--resume", "--changed")),
+                    *(
+                        word
+                        for word in arguments[1:]
+                        if word not in ("--resume", "--changed", "--in-process")
+                    ),
                 ]
             if arguments[0] in ("check", "train") and (self.folder / arguments[1]).exists():
                 arguments += self.model_of(block)

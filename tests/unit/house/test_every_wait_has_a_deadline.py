@@ -85,6 +85,12 @@ ALLOWED = {
         "inbox.get()",
     ): "an idle daemon thread waits for work; nobody waits for it",
     ("launch/servers.py", "stop.wait()"): "for SIGTERM",
+    ("launch/in_process.py", "task.result()"): "it is done",
+    ("launch/in_process.py", "asyncio.gather(*left, return_exceptions=True)"): "they have been cancelled",
+    (
+        "actors/generator/vllm_engine/one_process.py",
+        "changed.wait()",
+    ): "an idle engine waits for a request; each request has a deadline of its own",
     (
         "actors/generator/weights/staging.py",
         "self._offered.wait()",

@@ -1,0 +1,94 @@
+"""One process: what it refuses, and a clock that stands while a person is in a debugger."""
+
+import asyncio
+import sys
+import time
+
+import pytest
+
+from launch import cli
+from launch.cli import breakpoints_left_out
+from launch.errors import ConfigError
+from launch.in_process import loop_of_all_roles, refuse
+from launch.run_file.load import check
+
+JOB = {"model": {"path": "m"}, "env": {"name": "calculator"}}
+
+
+def job(**sections):
+    return check({**JOB, **sections}, "a test")
+
+
+def test_a_usual_job_may_be_in_one_process():
+    refuse(job())
+
+
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [
+        ({"learner": {"processes": 2}}, "learner.processes=1"),
+        ({"learner": {"nodes": 2, "rendezvous": "tcp://h:1"}}, "learner.nodes=1"),
+        ({"generator": {"tensor_parallel_size": 2}}, "generator.tensor_parallel_size=1"),
+        ({"generator": {"endpoint": "tcp://0.0.0.0:0"}}, "generator.endpoint = tcp://0.0.0.0:0"),
+        ({"broker": {"endpoint": "tcp://10.0.0.1:5755"}}, "other hosts cannot take part"),
+        ({"weights": {"http": "0.0.0.0:5757"}}, "weights.http = 0.0.0.0:5757"),
+        ({"env": {"name": "calculator", "params": {"processes": 2}}}, "env.params.processes=0"),
+    ],
+)
+def test_what_one_process_cannot_be_is_refused_with_its_cure(sections, why):
+    with pytest.raises(ConfigError, match="--in-process") as refused:
+        refuse(job(**sections))
+    assert why in str(refused.value)
+
+
+def test_all_reasons_are_told_at_once():
+    with pytest.raises(ConfigError) as refused:
+        refuse(job(learner={"processes": 2}, generator={"tensor_parallel_size": 2}))
+    assert "learner.processes" in str(refused.value)
+    assert "tensor_parallel_size" in str(refused.value)
+
+
+def test_a_journal_in_memory_is_for_one_process_only(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "spell_backward", "--journal", "memory"])
+    assert "--journal memory is for --in-process" in capsys.readouterr().err
+
+
+def test_no_deadline_passes_while_a_turn_of_the_loop_takes_long(monkeypatch):
+    monkeypatch.setattr("launch.in_process.LONGEST_TURN_S", 0.05)
+    usual = time.monotonic
+    with loop_of_all_roles() as loop:
+
+        async def stop_in_a_debugger():
+            before = time.monotonic()
+            await asyncio.sleep(0)
+            time.sleep(0.5)  # noqa: ASYNC251  # a person looks at variables
+            await asyncio.sleep(0)
+            return time.monotonic() - before
+
+        async def in_time():
+            async with asyncio.timeout(0.3):
+                return await stop_in_a_debugger()
+
+        began = time.monotonic()
+        assert loop.run_until_complete(in_time()) < 0.3
+        # The learner, outside the loop, does not count what a person took inside it.
+        assert time.monotonic() - began < 0.4
+        before = loop.time()
+        began = time.monotonic()
+        time.sleep(0.2)
+        # But it counts its own steps, which the roles do not notice.
+        assert time.monotonic() - began >= 0.2
+        assert loop.run_until_complete(asyncio.sleep(0, True))
+        assert loop.time() - before < 0.2
+    assert time.monotonic is usual
+
+
+def test_a_trial_of_an_environment_leaves_its_breakpoints_out(monkeypatch):
+    stopped = []
+    monkeypatch.setattr(sys, "breakpointhook", lambda: stopped.append(1))
+    with breakpoints_left_out():
+        breakpoint()
+    assert not stopped
+    breakpoint()
+    assert stopped
