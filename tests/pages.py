@@ -82,6 +82,7 @@ class Block:
 def blocks(page: Path) -> Iterator[Block]:
     """Yield the blocks of a page, in its order."""
     text = page.read_text(encoding="utf-8")
+    name = page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
     for found in _FENCE.finditer(text):
         ahead = text[: found.start()].rstrip("\n")
         comment = re.search(r"<!-- [^>]*-->$", ahead)
@@ -89,7 +90,7 @@ def blocks(page: Path) -> Iterator[Block]:
             ahead = ahead[: comment.start()].rstrip("\n")
         before = re.sub(r"\s+", " ", ahead.rpartition("\n\n")[2])
         yield Block(
-            page.relative_to(ROOT).as_posix(), text.count("\n", 0, found.start()) + 1, found[2],
+            name, text.count("\n", 0, found.start()) + 1, found[2],
             re.sub(rf"^{found[1]}", "", found[3], flags=re.MULTILINE), comment[0] if comment else "", before,
         )  # fmt: skip
 

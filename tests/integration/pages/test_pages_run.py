@@ -1,7 +1,7 @@
 """Every block of code of the pages for users runs as it stands, in the order of its page, in an empty folder."""
 
-import asyncio
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -65,20 +65,18 @@ def test_the_blocks_of_a_page_run(page, page_run):
             raise AssertionError(f"{block.page}:{block.line}: {type(error).__name__}: {error}") from error
 
 
-def test_a_reason_is_a_sentence_and_not_a_word():
+def test_a_reason_is_a_sentence_and_names_tests_that_exist():
     reasons = [block.reason for page in WITH_CODE for block in blocks(page) if block.reason]
     assert all(len(reason.split()) > 3 for reason in reasons)
+    named = {name for reason in reasons for name in re.findall(r"(?:tests|benchmarks)/[\w/.]*\w", reason)}
+    assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
 def test_a_block_that_cannot_be_read_is_found(page_run, tmp_path):
     """The runner itself: a line that no interpreter takes, a setting that is not there, a command that fails."""
-    page = ROOT / "tests" / "bad-page.md"
+    page = tmp_path / "page.md"
     for text in ("```python\nf(lambda x: x,),)\n```", '```toml\n[run]\nnmae = "x"\n```', "```sh\nfalse\n```"):
-        try:
-            page.write_text(text)
-            (block,) = blocks(page)
-        finally:
-            page.unlink()
+        page.write_text(text)
+        (block,) = blocks(page)
         with pytest.raises(Exception, match=r"invalid syntax|unmatched|nmae|false"):
             page_run.run(block)
-    assert asyncio.iscoroutinefunction(asyncio.sleep)
