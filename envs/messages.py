@@ -50,6 +50,20 @@ def message_of(message: Any, *, whole: bool = False) -> ChatMessage:
     return cast(ChatMessage, made)
 
 
+def join(last: ChatMessage, part: ChatMessage) -> None:
+    """Put a part of a message behind another: their texts, and their calls.
+
+    Example:
+        >>> message: ChatMessage = {"role": "assistant", "content": "I add. "}
+        >>> join(message, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]})
+        >>> message
+        {'role': 'assistant', 'content': 'I add. ', 'tool_calls': [{'id': '1'}]}
+    """
+    last["content"] += part["content"]
+    if calls := part.get("tool_calls"):
+        last["tool_calls"] = [*last.get("tool_calls", ()), *calls]
+
+
 def text_of(content: Any) -> str:
     """Return the text of a message's content: a text, null, or a list of text parts.
 

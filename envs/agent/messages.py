@@ -22,7 +22,7 @@ from envs.agent.chat import (
 )
 from envs.base import ChatMessage, ToolSchema
 from envs.errors import EnvError
-from envs.messages import message_of, text_of
+from envs.messages import join, message_of, text_of
 
 BILLING = "x-anthropic-billing-header"
 """Beginning of a system text that differs with each request; it is a header for Anthropic's own servers."""
@@ -120,7 +120,7 @@ def _add(messages: list[ChatMessage], message: Any) -> None:
             continue
         part = message_of({"role": role, **_part(kind, block)})
         if joins or (role == "assistant" and messages and messages[-1]["role"] == role):
-            _join(messages[-1], part)
+            join(messages[-1], part)
         else:
             messages.append(part)
         joins = True
@@ -138,12 +138,6 @@ def _part(kind: Any, block: Mapping[str, Any]) -> dict[str, Any]:
             return {"content": "", "tool_calls": [{"id": block.get("id"), "function": named}]}
         case _:
             raise EnvError(f"a message has a block of type {kind!r}, which the policy cannot read")
-
-
-def _join(last: ChatMessage, part: ChatMessage) -> None:
-    last["content"] += part["content"]
-    if calls := part.get("tool_calls"):
-        last["tool_calls"] = [*last.get("tool_calls", ()), *calls]
 
 
 def message_answer(reply: Reply, request: ChatRequest, name: str, created: int) -> dict[str, Any]:

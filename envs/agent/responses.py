@@ -21,7 +21,7 @@ from envs.agent.chat import (
 )
 from envs.base import ChatMessage
 from envs.errors import EnvError
-from envs.messages import message_of, text_of
+from envs.messages import join, message_of, text_of
 
 
 def parse_responses_request(body: bytes) -> ChatRequest:
@@ -86,9 +86,7 @@ def _append(messages: list[ChatMessage], message: ChatMessage) -> None:
     if last is None or not last["role"] == message["role"] == "assistant":
         messages.append(message)
         return
-    last["content"] += message["content"]
-    if calls := message.get("tool_calls"):
-        last["tool_calls"] = [*last.get("tool_calls", ()), *calls]
+    join(last, message)
 
 
 def response(reply: Reply, request: ChatRequest, name: str, created: int) -> dict[str, Any]:

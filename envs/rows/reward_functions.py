@@ -5,6 +5,7 @@ Functions that must not run in a thread of the actor run in processes of their o
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import logging
 import math
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 
 FORMS = "(answer, row), or TRL's (completions, **columns)"
+VERL = frozenset({"solution_str", "ground_truth"})
+"""Arguments that a function of veRL's form has."""
 TEXTS = (
     "the prompts of this data are texts, so completions are texts, too; a function that reads messages needs prompts "
     "that are lists of messages"
@@ -221,7 +224,7 @@ def _loaded(
         raise EnvError(
             f"params.reward = {text!r}: a function is named file.py:function or module:function, such as {text}:reward"
         )
-    function = load_callable(text, "reward", loaded)
+    function = _by_answer_and_row(load_callable(text, "reward", loaded))
     place = _place(function, text)
     try:
         signature = inspect.signature(function)
@@ -241,6 +244,37 @@ def _loaded(
     found = RewardFunction(name, place, function, batch, None if anything else names, columns, tuple(needed))
     check_columns([found], columns, data)
     return found
+
+
+def _by_answer_and_row(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function in veRL's form as one of answer and row.
+
+    That form is ``(data_source, solution_str, ground_truth, extra_info)``. Any other function is returned as it is. The columns are veRL's: the ground truth may stand in `reward_model`.
+    """
+    try:
+        names = inspect.signature(function).parameters.keys()
+    except (TypeError, ValueError):
+        return function
+    if not names >= VERL:
+        return function
+
+    def score(answer: str, row: Mapping[str, Any]) -> Any:
+        model = row.get("reward_model")
+        truth = model.get("ground_truth") if isinstance(model, Mapping) else None
+        given = {
+            "data_source": row.get("data_source"),
+            "solution_str": answer,
+            "ground_truth": row.get("ground_truth", truth),
+            "extra_info": row.get("extra_info"),
+        }
+        if given["ground_truth"] is None:
+            raise EnvError("the row has no ground_truth, neither as a column nor in reward_model")
+        return function(**{name: value for name, value in given.items() if name in names})
+
+    own = inspect.signature(score)
+    functools.update_wrapper(score, function)
+    score.__signature__ = own  # type: ignore[attr-defined]
+    return score
 
 
 async def close_judges(functions: Sequence[RewardFunction]) -> None:
@@ -384,7 +418,7 @@ def _begin_process(named: Mapping[str, str]) -> None:
     os._exit = _leave
     loaded: dict[str, ModuleType] = {}
     for name, text in named.items():
-        _FUNCTIONS[name] = load_callable(text, "reward", loaded)
+        _FUNCTIONS[name] = _by_answer_and_row(load_callable(text, "reward", loaded))
 
 
 def _leave(status: int, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:

@@ -285,3 +285,26 @@ def test_a_function_that_blocks_past_its_deadline_is_named_with_its_line(rows):
     code = "import threading\n\n\ndef slow(answer):\n    threading.Event().wait(600)\n    return 0.0\n"
     with pytest.raises(EnvironmentFailed, match=r"took longer than .*; it stands in .*rewards\.py:5"):
         answered(rows(code, "rewards.py:slow"), "4", timeout_s=2.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "right"),
+    [
+        ({"ground_truth": "4", "data_source": "sums"}, 1.0),
+        ({"reward_model": {"style": "rule", "ground_truth": "4"}, "data_source": "sums"}, 1.0),
+        ({"ground_truth": "5", "data_source": "sums"}, 0.0),
+    ],
+)
+def test_a_function_in_verls_form_runs_unchanged(load, values, right):
+    functions = load(
+        """
+        def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+            assert data_source == "sums"
+            return {"score": float(solution_str == ground_truth), "length": len(solution_str)}
+        """,
+        "rewards.py:compute_score",
+    )
+    assert functions[0].place == "rewards.py:2: compute_score"
+    assert value(functions, "4", row=DataRow("t:1", values)) == right
+    with pytest.raises(EnvError, match="has no ground_truth"):
+        value(functions, "4", row=DataRow("t:1", {}))

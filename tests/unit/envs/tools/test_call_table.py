@@ -16,6 +16,9 @@ from actors.errors import TemplateUnusable
 from envs.agent.chat import make_reply, parse_request
 from envs.base import ChatMessage, TurnFacts
 from envs.calls import read_answer
+from envs.rows.reading import DataRow
+from envs.tools.episode import CallCounts, ToolsEpisode
+from envs.tools.toolbox import Tool
 from tests.unit.actors.test_chat_templates import FAMILIES, TEMPLATES
 
 WRITE_CALLS = (
@@ -72,6 +75,48 @@ def reply(text: str):
     """Return what an agent gets, at the other door."""
     body = {"messages": [{"role": "user", "content": "?"}], "tools": [TOOL]}
     return make_reply(text, parse_request(json.dumps(body).encode()), 0, TurnFacts(9, 9, cut=False))
+
+
+class Shelf:
+    """The side of the suite `tools` that its episodes use, with one tool that keeps what it is called with."""
+
+    max_turns = 8
+
+    def __init__(self):
+        self.counts, self.ran, self.scored = CallCounts(), [], []
+
+    def begin(self, data):
+        return DataRow("t:1", {}), "?", [{"role": "user", "content": "?"}]
+
+    def user(self):
+        return None, {"look_up": Tool(TOOL, self.ran.append)}
+
+    def score(self, user, answer, row, prompt):
+        self.scored.append(answer)
+        return {"exact": 1.0}, True
+
+
+def step(text: str) -> tuple[Shelf, Any]:
+    """Return what becomes of an answer in an episode of the suite `tools`."""
+    shelf = Shelf()
+    episode = ToolsEpisode(shelf)
+    episode.reset({})
+    return shelf, episode.step(text)
+
+
+@pytest.mark.parametrize(("family", "number"), EVERY)
+def test_a_text_that_lost_a_mark_is_scored_at_neither_door(family, number):
+    text = text_of(family, [arguments(n) for n in range(number)])
+    for mark in (mark for mark in MARKS.finditer(text) if "think" not in mark[0]):
+        torn = text[: mark.start()] + text[mark.end() :]
+        shelf, result = step(torn)
+        assert not result.done, torn
+        assert shelf.scored == []
+        assert result.observation, "the model reads what became of each call"
+        assert shelf.counts.calls == len(result.observation)
+        given = reply(torn)
+        assert given.told or given.message["tool_calls"], torn
+        assert bool(given.told) == bool(shelf.counts.unreadable), "both doors say the same"
 
 
 @pytest.mark.parametrize(("family", "number"), EVERY)
@@ -204,6 +249,10 @@ def test_forms_that_models_write_and_templates_do_not(text, names):
     assert found, "an answer was made of it"
     assert readable(text) == names
     assert [call for call in found if call.error] or names
+    shelf, result = step(text)
+    assert not result.done
+    assert len(result.observation) == len(found)
+    assert shelf.counts.unreadable == len([call for call in found if call.error])
     given = reply(text)
     assert given.unreadable == len([call for call in found if call.error])
     assert [call["function"]["name"] for call in given.message.get("tool_calls", ())] == [
