@@ -249,7 +249,8 @@ def _loaded(
 def _by_answer_and_row(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function in veRL's form as one of answer and row.
 
-    That form is ``(data_source, solution_str, ground_truth, extra_info)``. Any other function is returned as it is. The columns are veRL's: the ground truth may stand in `reward_model`.
+    That form is ``(data_source, solution_str, ground_truth, extra_info)``. Any other function is returned as it is. The
+    columns are veRL's: the ground truth may stand in `reward_model`.
     """
     try:
         names = inspect.signature(function).parameters.keys()

@@ -189,9 +189,7 @@ def test_a_rank_as_large_as_the_layer_is_allowed():
 
 def test_without_peft_the_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(
-        LoraError, match=r"needs the package peft, .*run: pip install '\.\[learner,lora\]'"
-    ):
+    with pytest.raises(LoraError, match=r"needs the package peft, .*run: pip install '\.\[learner,lora\]'"):
         add_adapters(tiny_model(tied=True, seed=1), LoraConfig())
 
 
