@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.report import save_results
-from learner.advantages import assign_credit
+from learner.advantages import assign_advantages
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import Trajectory
 from learner.update.batch import Batch, make_batch
@@ -361,7 +361,7 @@ class Arm:
         self.config = learner_config(updates, zero_stage)
         self.trajectories: list[Trajectory] = make_trajectories(lengths, SIZES[size])
         self.engine = TrainingEngine(self.config, model=str(folder), total_steps=1000, seed=SEED)
-        credit = assign_credit(self.config.algorithm, self.trajectories)
+        credit = assign_advantages(self.config.algorithm, self.trajectories)
         self.batch = make_batch(self.trajectories, credit, current_version=0, max_policy_lag=0)
         self.mini_batches = plan(self.batch, self.config)
         self.bare = BareLoop(folder, self.mini_batches)

@@ -169,7 +169,7 @@ class Estimates:
     V-trace, or if the critic is a value head."""
 
 
-def assign_credit(
+def assign_advantages(
     config: AlgorithmConfig,
     trajectories: Sequence[Trajectory],
     estimates: Estimates | None = None,

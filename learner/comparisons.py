@@ -269,14 +269,14 @@ def _spread_turns(values: Float64s, trajectories: Sequence[Trajectory]) -> Float
 
 
 def has_signal(config: AdvantageConfig, trajectories: Sequence[Trajectory]) -> bool:
-    """Return whether the credit rule gives any trajectory of a unit an advantage other than zero.
+    """Return whether a kind of advantage gives any trajectory of a unit one other than zero.
 
     A greedy member serves as baseline and is not compared. A family may have several groups: each is compared within
     itself, and a trajectory with an advantage of its own with nobody. With several rewards two members may have equal
     returns and still differ, so a sum of comparisons is asked itself.
 
     Args:
-        config: the credit rule.
+        config: the kind of advantage.
         trajectories: members of a rollout group, or of all groups of a family that are trained.
     """
     if any(t.advantage for t in trajectories):

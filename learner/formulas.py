@@ -251,6 +251,7 @@ def file_of(kind: str) -> Path | None:
     path = kind.rpartition(":")[0]
     if path.endswith(".py"):
         return Path(path) if Path(path).is_file() else None
+    _search_here()
     try:
         spec = importlib.util.find_spec(path)
     except (ImportError, ValueError):
@@ -318,12 +319,16 @@ def _file_module(path: Path) -> tuple[ModuleType, str]:
 
 
 def _named_module(path: str) -> tuple[ModuleType, str]:
-    # Roles do not search the working folder first, lest a file there take the place of a library. Here it is the last.
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)
+    _search_here()
     try:
         module = importlib.import_module(path)
     except Exception as error:
         raise FormulaError(f"module {path} cannot be imported: {told(error)}") from error
     file = getattr(module, "__file__", None)
     return module, _hash(Path(file).read_bytes()) if file else ""
+
+
+def _search_here() -> None:
+    # Roles do not search the working folder first, lest a file there take the place of a library. Here it is the last.
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)

@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.learner import SIZES, make_trajectories
 from benchmarks.report import save_results
-from learner.advantages import assign_credit
+from learner.advantages import assign_advantages
 from learner.settings.algorithm import AlgorithmConfig
 from learner.update.batch import make_batch
 from learner.update.micro_batches import make_micro_batches
@@ -99,7 +99,7 @@ def batching() -> Functions:
     """Return a pair: trajectories to micro-batches, against copying the same arrays into one padded block."""
     config = AlgorithmConfig()
     trajectories = make_trajectories("long-tailed", SIZES["1M"])
-    credit = assign_credit(config, trajectories)
+    credit = assign_advantages(config, trajectories)
     longest = max(map(len, trajectories))
     members = np.arange(len(trajectories))
 

@@ -25,6 +25,7 @@ from envs.rows.suite import RowsSuite
 from envs.user_code import load_callable
 from launch.run_file.load import check
 from launch.run_file.sections import RunConfig
+from learner.settings.algorithm import ClipSurrogate
 from learner.settings.learner import OptimizerConfig
 
 TOOL_TEMPLATE = (
@@ -249,7 +250,7 @@ def arguments(config: RunConfig, spec: Spec, turns: int) -> Any:
     """Return the trainer's settings that correspond to the run file."""
     learner = config.learner
     surrogate = learner.algorithm.surrogate
-    assert surrogate.kind == "clip"
+    assert isinstance(surrogate, ClipSurrogate)
     assert surrogate.low == surrogate.high
     assert learner.algorithm.aggregation == "token_mean"
     assert learner.algorithm.advantage.kind == "group"

@@ -1,10 +1,6 @@
-"""Pure functions of tensors, one topic per file.
+"""Pure functions of tensors, one topic per file, each with its formula and source. Without base classes or registries.
 
-- `ratios`, `levels`, `corrections`, `staleness`: how far policies are apart, and what corrects it.
-- `advantages`, `comparisons`, `values`, `truncation`: credit, the critic's targets, and unfinished trajectories.
-- `ppo`, `surrogates`, `penalties`, `clipping`: the objective of a token. `aggregation`: from tokens to one number.
-- `regularisers`: KL and entropy. `entropy/`: clips and masks by the entropy. `risk`: risk measures.
-- `replay`: which rollouts are trained again. `replay_gates`: when they count.
-- `routes`: weights of experts that were chosen earlier.
-- `shapes`: checks in the first lines of public functions.
+From rewards to a loss: `advantages` and `values` say how good a token was, `ratios` how far policies are apart and what
+corrects it, `surrogates`, `penalties` and `entropy` what a token's objective is, `regularisers` what is added, and
+`tokens` how losses of tokens become one number. `replay` chooses what is trained again.
 """

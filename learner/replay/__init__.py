@@ -1,6 +1,4 @@
 """The replay table (replay buffer): rollouts that may be trained again (`[learner.replay]`).
 
-- `table`: the table. `entry`: an item in it. `from_config`: makes the table of a run.
-- `rules`: what is drawn, and when. `batch`: mixes replayed rollouts into a batch.
-- `file`: the table on disk.
+`table.ReplayTable` keeps them and draws by a rule; `batch` mixes what was drawn with what arrived.
 """

@@ -102,7 +102,7 @@ def counts(mask: NDArray[np.bool_], starts: Int64s) -> Int64s:
 
 def make_batch(
     trajectories: Sequence[Trajectory],
-    credit: TokenAdvantages,
+    advantages: TokenAdvantages,
     *,
     current_version: int,
     max_policy_lag: int,
@@ -132,17 +132,17 @@ def make_batch(
     fresh = np.concatenate([mask & here for mask, here in zip(within, present, strict=True)])
     lengths = np.array([len(t) for t in trajectories], dtype=np.int32)
     imitation = np.concatenate(within) & np.repeat(_good(trajectories, imitate_from), lengths)
-    loss_mask = fresh & credit.policy
+    loss_mask = fresh & advantages.policy
     _assert_bounds(trajectories, loss_mask | imitation, current_version, bounds)
     columns = {
         "fresh": fresh,
         "logp_behaviour": np.concatenate([t.logp_behaviour for t in trajectories]),
         "lag": np.where(fresh, current_version - np.concatenate([t.policy_version for t in trajectories]), 0),
         "turn": np.concatenate([t.action_turn_index() for t in trajectories]),
-        "advantage": credit.advantage,
-        "median_advantage": credit.median_advantage,
-        "value_mask": credit.value,
-        "value_target": credit.value_target,
+        "advantage": advantages.advantage,
+        "median_advantage": advantages.median_advantage,
+        "value_mask": advantages.value,
+        "value_target": advantages.value_target,
         "imitation_mask": imitation,
     }
     return Batch(
@@ -151,7 +151,7 @@ def make_batch(
         group=np.unique([t.group_id for t in trajectories], return_inverse=True)[1].astype(np.int32),
         token_ids=np.concatenate([t.token_ids for t in trajectories]),
         loss_mask=loss_mask,
-        seen_mask=loss_mask | credit.value | imitation,
+        seen_mask=loss_mask | advantages.value | imitation,
         columns={name: np.ascontiguousarray(column, dtype=np.float32) for name, column in columns.items()},
         branches=_branches(trajectories),
         routes=_routes(trajectories) if with_routes else None,

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from learner import checkpoint_files
-from learner.advantages import TokenAdvantages, assign_credit, risk_advantages
+from learner.advantages import TokenAdvantages, assign_advantages, risk_advantages
 from learner.formulas import hashes
 from learner.settings.advantages import RiskAdvantage
 from learner.settings.learner import LearnerConfig
@@ -237,7 +237,7 @@ class TrainingEngine:
         return metrics
 
     def _batch(self, trajectories: Sequence[Trajectory], current_version: int) -> Batch | None:
-        """Assign credit and lay out the batch. Return None if the critic's estimates are not finite."""
+        """Assign advantages and lay out the batch. Return None if the critic's estimates are not finite."""
         algorithm = self.config.algorithm
         lay_out = partial(
             make_batch,
@@ -254,7 +254,7 @@ class TrainingEngine:
             self.updater.remember_quantiles(quantiles)
             return lay_out(TokenAdvantages.of_trajectories(by_risk, by_risk, trajectories))
         if algorithm.critic is None:
-            return lay_out(assign_credit(algorithm, trajectories, current_version=current_version))
+            return lay_out(assign_advantages(algorithm, trajectories, current_version=current_version))
         unknown = lay_out(everything(trajectories))
         self._others.send_estimate(unknown)
         estimates = scatter_estimates(unknown, self.updater.estimate(unknown))
@@ -264,8 +264,10 @@ class TrainingEngine:
         ):
             return None
         fresh = unknown.columns["fresh"] > 0
-        credit = assign_credit(algorithm, trajectories, estimates, fresh, window_tokens=self._window_tokens)
-        batch = lay_out(credit)
+        advantages = assign_advantages(
+            algorithm, trajectories, estimates, fresh, window_tokens=self._window_tokens
+        )
+        batch = lay_out(advantages)
         batch.columns["value_before"] = self._values.recall(trajectories, estimates.value)
         return batch
 

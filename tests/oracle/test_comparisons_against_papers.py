@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from learner.advantages import assign_credit
+from learner.advantages import assign_advantages
 from learner.algorithms.advantages import compare, has_peers, spread
 from learner.comparisons import compared_advantages, has_signal
 from learner.settings.advantages import ComparedAdvantage
@@ -92,7 +92,7 @@ def test_short_forms_are_what_they_were_bit_for_bit(name):
         make_turns(str(i), [{"r": value} for value in values], group=group, lengths=[1] * len(values))
         for i, (group, values) in enumerate(OLD_ROWS)
     ]
-    credit = assign_credit(AlgorithmConfig.model_validate({"advantage": SETTINGS[name]}), trajectories)
+    credit = assign_advantages(AlgorithmConfig.model_validate({"advantage": SETTINGS[name]}), trajectories)
     rows = by_turn(credit.advantage, trajectories)
     if not name.startswith("turn_return"):
         assert all(len(set(row)) == 1 for row in rows)

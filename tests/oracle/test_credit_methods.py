@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from launch.run_file.load import load
-from learner.advantages import Estimates, Quantiles, assign_credit, risk_advantages
+from learner.advantages import Estimates, Quantiles, assign_advantages, risk_advantages
 from learner.algorithms.advantages import next_quantile, risk_advantage, share_of_paper
 from learner.algorithms.entropy import covariance_mask, entropy_multiplier, gradient_keeping_surrogate
 from learner.algorithms.penalties import regression_surrogate
@@ -62,7 +62,7 @@ def test_arpo_gui_by_hand():
     ], "nothing is stored yet"
     remember(table, [solved], step=0)
     batch = mix(table, [failed, solved], step=1, version=0, rng=rng)
-    advantages = assign_credit(learner.algorithm, batch[:8]).advantage.reshape(8, -1)[:, -1]
+    advantages = assign_advantages(learner.algorithm, batch[:8]).advantage.reshape(8, -1)[:, -1]
     np.testing.assert_allclose(sorted(advantages), [-0.353553] * 7 + [2.474874], atol=1e-5)
     assert [t.trajectory_id for t in batch[8:]] == [t.trajectory_id for t in solved.trajectories]
     remember(table, [Unit("f", "f", batch[:8])], step=1)
@@ -356,7 +356,7 @@ def test_the_advantages_of_a_turn_add_up_to_the_rise_of_the_value():
     algorithm = learner_of("dapo-direct").algorithm
     t = make_turns("t", [{"step": 0.0}, {"answer": 1.0}])
     values = np.where(t.action_mask, RNG.random(len(t)), 0.0)
-    credit = assign_credit(algorithm, [t], Estimates(values, np.ones(len(t))), window_tokens=99)
+    credit = assign_advantages(algorithm, [t], Estimates(values, np.ones(len(t))), window_tokens=99)
     before = [values[turn.start] for turn in t.turns if turn.action]
     sums = [credit.advantage[turn.start : turn.end].sum() for turn in t.turns if turn.action]
     assert sums == pytest.approx([before[1] - before[0], 1.0 - before[1]])
@@ -408,7 +408,7 @@ def test_rapo_scales_by_informative_groups_and_rescues_failed_ones():
     valued = [
         t for g in "mxyz" for t in composed(learner.reward, [t for t in mixed + equal if t.group_id == g])
     ]
-    advantages = assign_credit(learner.algorithm, valued).advantage
+    advantages = assign_advantages(learner.algorithm, valued).advantage
     assert np.abs(advantages).max() == pytest.approx(4.0, abs=1e-4)
     table = replay_table(learner)
     units = [Unit(g, g, [t for t in valued if t.group_id == g]) for g in "mx"]
@@ -421,8 +421,8 @@ def test_rapo_scales_by_informative_groups_and_rescues_failed_ones():
     remember(table, units[:1], step=0)
     batch = mix(table, units[1:], step=1, version=0, rng=np.random.default_rng(0))
     assert sorted(t.replayed for t in batch) == [False, True]
-    assert assign_credit(learner.algorithm, batch).advantage.any()
-    assert not assign_credit(learner.algorithm, units[1].trajectories).advantage.any()
+    assert assign_advantages(learner.algorithm, batch).advantage.any()
+    assert not assign_advantages(learner.algorithm, units[1].trajectories).advantage.any()
 
 
 def test_labels_change_the_gradient():

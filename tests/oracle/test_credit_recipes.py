@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace as replace_turn
 
 from launch.run_file.load import METHODS_FOLDER, load, run_files
-from learner.advantages import assign_credit
+from learner.advantages import assign_advantages
 from learner.comparisons import anchor_histories
 from learner.rewards import composed
 from learner.settings.algorithm import AlgorithmConfig
@@ -31,7 +31,7 @@ def credit(name, trajectories):
     learner = load(FILES[name]).learner
     groups = [list(group) for _, group in groupby(trajectories, key=lambda t: t.group_id)]
     valued = [t for group in groups for t in composed(learner.reward, group)]
-    return assign_credit(learner.algorithm, valued).advantage, valued
+    return assign_advantages(learner.algorithm, valued).advantage, valued
 
 
 def turns_of(name, trajectories):
@@ -269,8 +269,8 @@ def test_informative_groups_are_counted_by_their_advantages():
     members = group_of("a", rows) + group_of("b", rows[:1] * 2) + group_of("c", rows[:1] * 2)
     for extra in ({}, {"terms": [{"value": "x", "of": "turn"}, {"value": "y", "of": "turn", "weight": 2.0}]}):
         advantage = settings | extra
-        plain = assign_credit(AlgorithmConfig(advantage=advantage), members).advantage
-        scaled = assign_credit(
+        plain = assign_advantages(AlgorithmConfig(advantage=advantage), members).advantage
+        scaled = assign_advantages(
             AlgorithmConfig(advantage=advantage, scale_by_informative=True), members
         ).advantage
         assert np.abs(plain).max() == pytest.approx(1.0, abs=1e-5)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.advantages import assign_credit
+from learner.advantages import assign_advantages
 from learner.families.branching import (
     branch_probability,
     branch_turns,
@@ -84,7 +84,7 @@ def test_all_fail_at_all_levels_is_four_groups_and_the_last_has_no_advantage():
     settled = settle(GHPO, family)
     assert ids(settled.trained) == ids(family.stages[3].members)
     assert len(settled.dropped["unhinted"]) == 24
-    credit = assign_credit(AlgorithmConfig(advantage={"kind": "group"}), settled.trained)
+    credit = assign_advantages(AlgorithmConfig(advantage={"kind": "group"}), settled.trained)
     assert not credit.advantage.any()
 
 
@@ -123,7 +123,7 @@ def test_the_least_hint_that_works_repairs_one_member():
         "replaced": ["0g3.7.0"],
         "unhinted": ["0g3r1.0.0"],
     }
-    credit = assign_credit(AlgorithmConfig(advantage={"kind": "group"}), settled.trained)
+    credit = assign_advantages(AlgorithmConfig(advantage={"kind": "group"}), settled.trained)
     std = (1 / 8 * 7 / 8) ** 0.5
     by_member = credit.advantage.reshape(8, -1)[:, 0]
     np.testing.assert_allclose(by_member, [-1 / 8 / std] * 7 + [7 / 8 / std], atol=2e-5)
@@ -440,7 +440,7 @@ def test_branches_and_whole_episodes_are_one_group():
     assert {t.group_id for t in settled.trained} == {"0g3"}
     assert ids(settled.unit(family).parts[1].dropped[UNBEGUN]) == ["0g3r1.1.0"]
     algorithm = AlgorithmConfig(advantage={"kind": "group", "scale": "none"}, shared_prefix="mean")
-    credit = assign_credit(algorithm, settled.trained).advantage[: len(parent)]
+    credit = assign_advantages(algorithm, settled.trained).advantage[: len(parent)]
     third = 1 / 3
     assert credit[parent.turns[1].start] == pytest.approx((-third + 2 * third) / 2)
     assert credit[parent.turns[3].start] == pytest.approx(-third)

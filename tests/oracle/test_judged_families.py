@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from launch.run_file.load import METHODS_FOLDER, load, run_files
-from learner.advantages import assign_credit
+from learner.advantages import assign_advantages
 from learner.errors import CannotRetrain
 from learner.families.family import FamilyStage, TaskFamily
 from learner.families.judging import agreement, judgement_metrics, order_of, scores_in
@@ -99,7 +99,7 @@ def test_with_a_reference_judgements_are_trained_to_agree_with_it():
     assert {t.group_id for t in given} == {"0g3"}, "answers are compared with answers"
     assert {t.group_id for t in judged} == {"0g3r1"}, "and judgements with judgements"
     assert [t.given_rewards for t in judged] == [t.rewards for t in family.stages[1].members]
-    credit = assign_credit(load(run_files(METHODS_FOLDER)["urpo"]).learner.algorithm, settled.trained)
+    credit = assign_advantages(load(run_files(METHODS_FOLDER)["urpo"]).learner.algorithm, settled.trained)
     starts = np.cumsum([0, *map(len, settled.trained)])[:-1]
     taus = [1.0, -1.0, 0.0, -1.0]
     expected = [1, -1, -1, 1]

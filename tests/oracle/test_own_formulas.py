@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from learner.advantages import assign_credit
+from learner.advantages import assign_advantages
 from learner.settings.algorithm import AlgorithmConfig
 from learner.update.formula_probe import probe_view
 from learner.update.objective import make_objective
@@ -48,7 +48,7 @@ def test_advantage():
         for i in range(12)
     ]
     credits = [
-        assign_credit(AlgorithmConfig.model_validate({"advantage": {"kind": kind}}), members)
+        assign_advantages(AlgorithmConfig.model_validate({"advantage": {"kind": kind}}), members)
         for kind in ("group", f"{OWN}:group")
     ]
     assert credits[0].advantage.any()

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from launch.run_file.load import METHODS_FOLDER, load, run_files
-from learner.advantages import assign_credit
+from learner.advantages import assign_advantages
 from learner.comparisons import has_signal
 from learner.families.family import ChildTask, FamilyStage, TaskFamily
 from learner.families.notes import refined_advantages, refined_metrics, shown_turns, true_future
@@ -114,7 +114,7 @@ def test_plain_episodes_are_those_of_grpo():
     for refined in ([1.0, 0.0], [9.0, 9.0]):
         members = settle(CONFIG, family_of([0.0, 1.0], refined)).trained
         starts = np.cumsum([0, *map(len, members)])[:-1]
-        found = assign_credit(algorithm, members).advantage[starts]
+        found = assign_advantages(algorithm, members).advantage[starts]
         np.testing.assert_allclose(found[:2], [-1, 1], atol=1e-5)
         np.testing.assert_array_equal(found[2:], [t.advantage for t in members[2:]])
 
@@ -148,7 +148,7 @@ def test_a_family_is_without_a_signal_if_it_would_train_nothing():
 
     def told_and_true(plain, refined, **how):
         trained = settle(CONFIG, family_of(plain, refined, **how)).trained
-        advantage = assign_credit(algorithm, trained).advantage
+        advantage = assign_advantages(algorithm, trained).advantage
         return has_signal(algorithm.advantage, trained), bool((np.abs(advantage) > 1e-9).any())
 
     assert told_and_true([0.0, 0.0], [1.0, 1.0, 1.0, 1.0]) == (False, False)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.advantages import Estimates, assign_credit
+from learner.advantages import Estimates, assign_advantages
 from learner.algorithms.advantages import adaptive_trace, extended_gae, monte_carlo_returns, tail_mask
 from learner.algorithms.values import (
     explained_variance,
@@ -197,7 +197,7 @@ def as_trained(window, values):
             rewards=[Reward("score", 1, 1.0)] if finished else [],
             window_start=PROMPT + start if start else 0,
         )
-        yield assign_credit(WINDOWED, [seen], Estimates(values[:length], np.ones(length)))
+        yield assign_advantages(WINDOWED, [seen], Estimates(values[:length], np.ones(length)))
 
 
 @pytest.mark.parametrize("window", [1, 3, 4, 11, 50])

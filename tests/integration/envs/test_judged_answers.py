@@ -15,7 +15,7 @@ from envs.rows.reading import DataRow
 from envs.rows.reward_functions import load_reward_functions
 from envs.tools.episode import rewards_of
 from launch.run_file.load import load
-from learner.advantages import assign_credit
+from learner.advantages import assign_advantages
 from learner.rewards import composed
 from learner.settings.rewards import RewardConfig
 from tests.trajectories import VOCABULARY, make_turns
@@ -105,7 +105,7 @@ def judged(answers, *, status=200, timeout_s=20.0):
 def credit(learner, rewards):
     members = [make_turns(f"{i}", [own], group="a") for i, own in enumerate(rewards)]
     valued = composed(learner.reward, members)
-    return valued, assign_credit(learner.algorithm, valued).advantage
+    return valued, assign_advantages(learner.algorithm, valued).advantage
 
 
 def slow(rewards, penalty=1.0):

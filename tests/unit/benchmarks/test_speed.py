@@ -29,7 +29,7 @@ from benchmarks.learner import (
 )
 from benchmarks.ratios.program import BASELINE, MOST_DROP, Pair, calls, complaints, counts, pairs, peak_bytes
 from benchmarks.weights import program as weights
-from learner.advantages import assign_credit
+from learner.advantages import assign_advantages
 from learner.settings.learner import LearnerConfig
 from learner.update.batch import make_batch
 from learner.update.engine import TrainingEngine
@@ -66,7 +66,7 @@ def test_both_sides_take_the_same_step(tmp_path, updates, lengths):
     make_model(tmp_path, TINY)
     config = learner_config(updates)
     trajectories = make_trajectories(lengths, TINY)
-    credit = assign_credit(config.algorithm, trajectories)
+    credit = assign_advantages(config.algorithm, trajectories)
     batch = make_batch(trajectories, credit, current_version=0, max_policy_lag=0)
     bare = BareLoop(tmp_path, plan(batch, config))
     engine = TrainingEngine(config, model=str(tmp_path), total_steps=1000, seed=0)
@@ -92,7 +92,7 @@ def test_lengths_are_as_stated():
 def test_padding_of_the_long_tailed_arm_stays_below_a_twentieth(size):
     trajectories = make_trajectories("long-tailed", SIZES[size])
     config = LearnerConfig()
-    credit = assign_credit(config.algorithm, trajectories)
+    credit = assign_advantages(config.algorithm, trajectories)
     batch = make_batch(trajectories, credit, current_version=0, max_policy_lag=0)
     micro_batches = [m for part in plan(batch, config) for m in part]
     computed = sum(m.token_ids.size for m in micro_batches)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.advantages import Estimates, TokenAdvantages, assign_credit
+from learner.advantages import Estimates, TokenAdvantages, assign_advantages
 from learner.algorithms.advantages import extended_gae
 from learner.settings.advantages import GaeAdvantage, TurnReturnAdvantage
 from learner.settings.algorithm import (
@@ -51,17 +51,17 @@ def test_advantages_are_whitened_over_what_will_be_trained():
     estimates = Estimates(np.zeros(total), np.ones(total))
     fresh = np.repeat([True, True, False, False], [len(t) for t in rows])
     fresh &= np.concatenate([t.action_mask for t in rows])
-    advantage = assign_credit(config, rows, estimates, fresh).advantage
+    advantage = assign_advantages(config, rows, estimates, fresh).advantage
     assert np.abs(advantage[fresh]).max() == pytest.approx(0, abs=1e-9)
-    assert assign_credit(config, rows, estimates).advantage[fresh].min() > 0.9
+    assert assign_advantages(config, rows, estimates).advantage[fresh].min() > 0.9
 
 
 def test_replayed_singles_do_not_dilute_the_scale_of_groups():
     group = make_group("g", [1.0, 0.0])
     single = replace(make_trajectory("s", group="s", reward=1.0), advantage=0.25, replayed=True)
     config = AlgorithmConfig(scale_by_informative=True)
-    alone = assign_credit(config, group).advantage
-    joined = assign_credit(config, [*group, single])
+    alone = assign_advantages(config, group).advantage
+    joined = assign_advantages(config, [*group, single])
     assert np.array_equal(joined.advantage[: len(alone)], alone)
     assert set(joined.advantage[len(alone) :]) == set(joined.median_advantage[len(alone) :]) == {0.25}
 
@@ -75,14 +75,14 @@ def test_a_reward_between_two_actions_is_credited_to_the_action_before_it(turn, 
     row = make_trajectory("t", prompt=2, actions=5, observation=(4, 5))
     row = replace(row, turns=turns, rewards=[Reward("tool", turn, 2.0)])
     config = AlgorithmConfig(advantage=TurnReturnAdvantage(baseline="none"))
-    advantage = assign_credit(config, [row]).advantage
+    advantage = assign_advantages(config, [row]).advantage
     assert [advantage[2], advantage[5]] == expected
 
 
 def test_a_trajectory_that_never_acted_has_no_turn_to_credit():
     row = replace(make_trajectory("t", prompt=5, actions=0, reward=1.0), turns=[Turn(0, 0, 5, False)])
     config = AlgorithmConfig(advantage=TurnReturnAdvantage(baseline="none"))
-    assert not assign_credit(config, [row]).advantage.any()
+    assert not assign_advantages(config, [row]).advantage.any()
 
 
 def test_lambda_expects_half_of_the_largest_window_not_of_the_present_one():
@@ -91,7 +91,7 @@ def test_lambda_expects_half_of_the_largest_window_not_of_the_present_one():
     gae = GaeAdvantage(trace=0.0, adaptive_alpha=0.2, whiten=False, ignored_tail=0)
     config = AlgorithmConfig(advantage=gae, critic=CriticConfig())
     estimates = Estimates(np.array([0.0, 0.0, 1.0, 3.0]), np.ones(4))
-    found = assign_credit(config, [row], estimates, window_tokens=16).advantage[2:]
+    found = assign_advantages(config, [row], estimates, window_tokens=16).advantage[2:]
     expected = extended_gae([0, 0], [1.0, 3.0], finished=False, discount=1.0, trace=1 - 1 / (0.2 * 10))
     assert found == pytest.approx(expected)
 

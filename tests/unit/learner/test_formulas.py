@@ -13,7 +13,7 @@ from launch.errors import ConfigError
 from launch.preflight.examine import try_formulas
 from launch.run_file.load import check, load, with_files
 from launch.run_folder import changes
-from learner.advantages import assign_credit
+from learner.advantages import assign_advantages
 from learner.errors import FormulaError
 from learner.formulas import Reward, Rollouts, hash_of, load_formula
 from learner.rewards import as_given, composed
@@ -385,7 +385,7 @@ def test_an_advantage_of_each_token(write):
         "def f(rollouts: Rollouts):\n    return rollouts.turn * 1.0 + rollouts.returns[rollouts.sequence]"
     )
     members = make_batch_of_groups(2, 2)
-    credit = assign_credit(AlgorithmConfig.model_validate({"advantage": {"kind": kind}}), members)
+    credit = assign_advantages(AlgorithmConfig.model_validate({"advantage": {"kind": kind}}), members)
     expected = np.concatenate([t.action_turn_index() + t.return_ for t in members])
     assert credit.advantage.tolist() == expected.tolist()
 

@@ -8,7 +8,7 @@ import pytest
 
 from launch.errors import ConfigError
 from launch.run_file.load import load
-from learner.advantages import assign_credit
+from learner.advantages import assign_advantages
 from learner.rewards import needed_rewards
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.learner import LearnerConfig
@@ -104,7 +104,7 @@ def test_what_is_refused_beside_refined_episodes_would_let_them_act_on_plain_one
             for group, values in groups.items()
             for i, value in enumerate(values)
         ]
-        tokens = assign_credit(AlgorithmConfig(advantage=config), members).advantage
+        tokens = assign_advantages(AlgorithmConfig(advantage=config), members).advantage
         starts = np.cumsum([0, *map(len, members)])[:-1]
         return [float(tokens[at]) for at, t in zip(starts, members, strict=True) if t.advantage is None]
 
