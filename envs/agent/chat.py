@@ -6,6 +6,7 @@ was demanded are counted.
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ from envs.messages import message_of
 RECORDED = ("temperature", "top_p", "top_k", "seed", "tool_choice")
 """Settings that the trajectory's info tells, and that nobody obeys."""
 BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+MOST_STOPS = 64
+"""Stop strings that a request may have."""
 SHOWN = 64
 """Characters of a setting that are recorded."""
 
@@ -50,10 +53,13 @@ def settings_in(content: Mapping[str, Any]) -> dict[str, str | float]:
     for name in RECORDED:
         value = content.get(name)
         value = value.get("type") if isinstance(value, Mapping) else value
+        if isinstance(value, int) and abs(value) >= 2**63:
+            # No such number can be sent with the trajectory.
+            value = str(value) if abs(value) < 10**SHOWN else "a very large number"
         if isinstance(value, int | float):
             found[name] = value
         elif isinstance(value, str):
-            found[name] = value[:SHOWN]
+            found[name] = value[:SHOWN].encode("utf-8", "replace").decode("utf-8")
     return found
 
 
@@ -135,16 +141,12 @@ def parse_request(body: bytes) -> ChatRequest:
         raise EnvError('the body has no "messages"')
     if content.get("n") not in (None, 1):
         raise EnvError(f"n = {content['n']}: an agent gets one answer to a request")
-    stop = content.get("stop") or []
-    stop = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stop, list) or not all(isinstance(string, str) for string in stop):
-        raise EnvError(f"stop = {stop!r:.200}: give a text, or a list of texts")
     options = content.get("stream_options")
     return ChatRequest(
         messages=[message_of(message) for message in messages],
         tools=[tool_of(tool, tool.get("function")) for tool in functions_in(content)],
         model=str(content.get("model", "")),
-        stop=tuple(stop),
+        stop=stops_in(content, "stop"),
         stream=bool(content.get("stream")),
         usage=isinstance(options, dict) and bool(options.get("include_usage")),
         max_tokens=limit_in(content),
@@ -158,17 +160,47 @@ def fields_of(body: bytes) -> dict[str, Any]:
     """Return the fields of a body; none if it is JSON, but no object.
 
     Raises:
-        EnvError: it is not JSON.
+        EnvError: it is not JSON, which has neither NaN nor infinity.
 
     Example:
         >>> fields_of(b'{"n": 1}'), fields_of(b"[]")
         ({'n': 1}, {})
     """
     try:
-        content = json.loads(body)
+        content = json.loads(body, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise EnvError(f"the body is not JSON: {error}") from None
     return content if isinstance(content, dict) else {}
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:SHOWN]} is too large a number")
+    return number
+
+
+def stops_in(content: Mapping[str, Any], name: str, *, alone: bool = True) -> tuple[str, ...]:
+    """Return the stop strings of a request: a list of texts, or a text if it may stand ``alone``.
+
+    Raises:
+        EnvError: they are something else, or more than `MOST_STOPS`.
+
+    Example:
+        >>> stops_in({"stop": "end"}, "stop"), stops_in({}, "stop")
+        (('end',), ())
+    """
+    stop = content.get(name) or []
+    stop = [stop] if isinstance(stop, str) and alone else stop
+    if not isinstance(stop, list) or not all(isinstance(string, str) for string in stop):
+        raise EnvError(f"{name} = {stop!r:.200}: give {'a text, or ' if alone else ''}a list of texts")
+    if len(stop) > MOST_STOPS:
+        # Each of them is looked for in the whole answer.
+        raise EnvError(f"{name} has {len(stop)} texts, at most {MOST_STOPS}")
+    return tuple(stop)
 
 
 def functions_in(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -18,6 +18,7 @@ from envs.agent.chat import (
     fields_of,
     limit_in,
     settings_in,
+    stops_in,
     tool_of,
 )
 from envs.base import ChatMessage, ToolSchema
@@ -52,9 +53,6 @@ def parse_messages_request(body: bytes) -> MessagesRequest:
     given = content.get("messages")
     if not isinstance(given, list) or not given:
         raise EnvError('the body has no "messages"')
-    stop = content.get("stop_sequences") or []
-    if not isinstance(stop, list) or not all(isinstance(string, str) for string in stop):
-        raise EnvError(f"stop_sequences = {stop!r:.200}: give a list of texts")
     messages: list[ChatMessage] = []
     if system := _system(content.get("system")):
         messages.append({"role": "system", "content": system})
@@ -68,7 +66,7 @@ def parse_messages_request(body: bytes) -> MessagesRequest:
         messages=messages,
         tools=_tools(content),
         model=str(content.get("model", "")),
-        stop=tuple(stop),
+        stop=stops_in(content, "stop_sequences", alone=False),
         stream=bool(content.get("stream")),
         usage=True,
         max_tokens=limit_in(content),

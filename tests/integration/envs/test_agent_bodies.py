@@ -17,7 +17,8 @@ BODIES = {
     "too many bytes": (b" " * (endpoint.BODY_BYTES + 1), {}, 413),
     "too many values": (b"[" + b"[]," * 2_000_000 + b"[]]", {}, 400),
     "not JSON": (b"{" * 300_000, {}, 400),
-    "nested": (b'{"messages":' + b"[" * 200_000 + b"]" * 200_000 + b"}", {}, 400),
+    "NaN": (b"{" + MESSAGES + b', "temperature": NaN}', {}, 400),
+    "1e999": (b"{" + MESSAGES + b', "temperature": 1e999}', {}, 400),
 }  # fmt: skip
 
 

@@ -166,3 +166,22 @@ def test_a_stream_adds_up_to_the_whole_answer():
         {"index": 0, **reply.message["tool_calls"][0]}
     ]
     assert [part["choices"][0]["finish_reason"] for part in parts] == [None, None, "tool_calls"]
+
+
+def test_what_a_request_says_about_sampling_can_always_be_recorded():
+    """A number of more than 64 bits, or half of a character, would end the episode when it is sent."""
+    import msgspec
+
+    asked = {"seed": 10**30, "top_k": 10**400, "temperature": 0.5, "tool_choice": "a\ud83d"}
+    body = json.dumps({"messages": [{"role": "user", "content": "a"}], **asked}).encode()
+    settings = parse_request(body).settings
+    assert settings["temperature"] == 0.5
+    assert settings["seed"] == str(10**30)
+    msgspec.msgpack.encode(settings)
+    msgspec.json.encode(settings)
+
+
+def test_stop_strings_are_bounded_because_each_is_looked_for_in_the_whole_answer():
+    body = {"messages": [{"role": "user", "content": "a"}], "stop": [str(n) for n in range(65)]}
+    with pytest.raises(EnvError, match="stop has 65 texts, at most 64"):
+        parse_request(json.dumps(body).encode())
