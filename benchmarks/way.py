@@ -4,7 +4,7 @@
 
 The setting is small and fixed, so that figures compare over time: four segments of 12 tokens, one group, one
 micro-batch, a model of a quarter of a million parameters, one process. Two ways are counted by a profiler on a real
-learner step, up to the end of `TrainingEngine.update`:
+learner step, up to the call of `optimizer.step` and up to the end of `TrainingEngine.update`, which reports on it:
 
 - "with sockets": an actor's link sends the segments to the broker's ROUTER socket; broker, journal and actor share one
   event loop, the learner's link and step have threads as in a run. What goes on beside the segments is left out
@@ -28,11 +28,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
@@ -101,6 +103,8 @@ class Way:
 
     def __init__(self) -> None:
         self.functions: dict[tuple[str, str], None] = {}
+        self.before_step = 0
+        """Number of functions that were entered before the optimizer's first step."""
         self._counting = False
         self._prefix = f"{ROOT}/"
 
@@ -109,18 +113,21 @@ class Way:
         """Files that were entered, relative to the project."""
         return sorted({path for path, _ in self.functions})
 
-    def by_role(self) -> dict[str, int]:
-        """Return the number of files in each folder of the project."""
-        return dict(Counter(path.partition("/")[0] for path in self.files))
+    @property
+    def files_before_step(self) -> list[str]:
+        """Files that were entered before the optimizer's first step."""
+        return sorted({path for path, _ in islice(self.functions, self.before_step)})
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Install the profiler in this thread and in those that it starts."""
         threading.setprofile(self._entered)
         sys.setprofile(self._entered)
+        steps = register_optimizer_step_pre_hook(lambda *_: self._step())
         try:
             yield
         finally:
+            steps.remove()
             self._counting = False
             sys.setprofile(None)
             threading.setprofile(None)
@@ -130,6 +137,9 @@ class Way:
 
     def end(self) -> None:
         self._counting = False
+
+    def _step(self) -> None:
+        self.before_step = self.before_step or len(self.functions)
 
     def _entered(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
@@ -141,6 +151,12 @@ class Way:
         key = path, code.co_qualname
         if key not in self.functions and not _is_beside(frame):
             self.functions[key] = None
+
+
+def by_role(files: list[str]) -> str:
+    """Return the number of files in each folder of the project, in words."""
+    counts = Counter(path.partition("/")[0] for path in files)
+    return ", ".join(f"{role} {count}" for role, count in sorted(counts.items()))
 
 
 def _is_beside(frame: FrameType | None) -> bool:
@@ -377,8 +393,11 @@ def main() -> None:
     for name, count in (("with sockets", with_sockets), ("without sockets", without_sockets)):
         with tempfile.TemporaryDirectory() as folder:
             ways[name] = way = count(Path(folder))
-        roles = ", ".join(f"{role} {files}" for role, files in sorted(way.by_role().items()))
-        print(f"{name}: {len(way.files)} files ({roles}), {len(way.functions)} functions")
+        for end, files, functions in (
+            ("to optimizer.step", way.files_before_step, way.before_step),
+            ("to the end of the update", way.files, len(way.functions)),
+        ):
+            print(f"{name}, {end}: {len(files)} files ({by_role(files)}), {functions} functions")
         for path in way.files:
             of_file = [function for found, function in way.functions if found == path]
             print(f"  {path} {len(of_file)}")
@@ -390,7 +409,9 @@ def main() -> None:
     for path, why in found.files.items():
         print(f"  {path}: {why}")
     if args.json:
-        figures = {name: {"files": way.files, "functions": len(way.functions)} for name, way in ways.items()}
+        figures = {
+            name: {"files": way.files_before_step, "functions": way.before_step} for name, way in ways.items()
+        }
         args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
