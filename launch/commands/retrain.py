@@ -265,7 +265,7 @@ def train(config: RunConfig, steps: Iterable[RecordedStep], out: Path) -> None:
         ConfigError: the steps cannot be trained again.
     """
     from launch.model import prepare
-    from learner.errors import CannotRetrain
+    from learner.errors import CannotRetrain, FormulaError
     from learner.retrain import retrain as train_recorded
 
     settings = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
@@ -278,7 +278,7 @@ def train(config: RunConfig, steps: Iterable[RecordedStep], out: Path) -> None:
             out=out,
             segment_tokens=config.actor.segment_tokens,
         )
-    except CannotRetrain as error:
+    except (CannotRetrain, FormulaError) as error:
         raise ConfigError(str(error)) from None
 
 

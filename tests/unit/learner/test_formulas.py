@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from launch.commands import retrain
 from launch.errors import ConfigError
 from launch.preflight.examine import try_formulas
 from launch.run_file.load import check, load, with_files
@@ -198,6 +199,15 @@ def test_a_file_that_has_changed_since_the_start_is_refused(write):
     kind = write("def f(view): pass")
     assert load_formula(OwnSurrogate(kind=kind, content=hash_of(kind)), "x").digest == hash_of(kind)
     assert "has changed since the run was started" in refused(kind, content="00")
+
+
+def test_retrain_refuses_a_file_that_is_not_the_recorded_one(write, tmp_path, monkeypatch):
+    own = {"kind": write("def f(view): pass"), "content": "00"}
+    plain = {"model": {"path": "x"}, "env": {"name": "calculator"}}
+    config = check(plain | {"learner": {"algorithm": {"surrogate": own}}}, "job.toml")
+    monkeypatch.setattr("launch.model.prepare", lambda _: tmp_path)
+    with pytest.raises(ConfigError, match="has changed since the run was started"):
+        retrain.train(config, [], tmp_path / "out")
 
 
 def test_a_module_is_found_by_its_name():
