@@ -15,6 +15,7 @@ import hashlib
 import importlib.util
 import json
 import logging
+import os
 import re
 import shutil
 import subprocess
@@ -428,8 +429,26 @@ def _locked(path: Path) -> Iterator[None]:
             "process, if it hangs, and try again"
         )
 
-    with locked_file(path, timeout_s=OTHER_MAKER_S, pause=lambda: time.sleep(0.1), late=late):
+    told = iter([True])
+
+    def wait() -> None:
+        # Said once, and at once: roles by hand would stay silent for minutes.
+        if next(told, False):
+            log.info("waiting for the model that %s makes (%s)", _maker(path), path.with_suffix(""))
+        time.sleep(0.1)
+
+    with locked_file(path, timeout_s=OTHER_MAKER_S, pause=wait, late=late):
+        path.write_text(f"{os.getpid()} {os.uname().nodename}", encoding="utf-8")
         yield
+
+
+def _maker(path: Path) -> str:
+    """Return in words which process holds the lock of a model."""
+    try:
+        pid, _, host = path.read_text(encoding="utf-8").partition(" ")
+    except (OSError, ValueError):
+        return "another process"
+    return f"process {pid} on {host}" if pid.isdecimal() and host else "another process"
 
 
 GGUF_SUFFIX = ".gguf"

@@ -6,14 +6,15 @@ configuration, takes a few tasks of each split, and counts the tokens of their f
 
 import asyncio
 import json
+import math
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from actors.errors import ActorError
 from actors.render import Renderer
@@ -64,6 +65,8 @@ from learner.settings.formulas import own_formulas, with_own_formulas
 
 CHECKPOINT_BYTES = 12
 """Bytes on disk for each trained parameter: float32 weights and AdamW's two averages."""
+MODEL_BYTES = {"float32": 4, "bfloat16": 2}
+"""Bytes on disk for each parameter of a written model."""
 CHECKPOINTS_AT_ONCE = 3
 """Checkpoints on disk at a time: two that are kept, and the one that is being written."""
 
@@ -81,7 +84,7 @@ def too_little_room(
     refused: list[str] = []
     tight = list(crowded_engines(config))
     if size is not None:
-        for problems, lines in (_versions(config, size, shared), _checkpoints(config, size)):
+        for problems, lines in (_versions(config, size, shared), _disk(config, size)):
             refused += problems
             tight += lines
     return refused, tight
@@ -116,21 +119,78 @@ def _versions(config: RunConfig, size: ModelSize, shared: Path) -> tuple[list[st
     return [], []
 
 
-def _checkpoints(config: RunConfig, size: ModelSize) -> tuple[list[str], list[str]]:
+def _disk(config: RunConfig, size: ModelSize) -> tuple[list[str], list[str]]:
+    """Return what the run folder's disk has no room for at all, and what it has no room for at a time."""
     learner = config.learner
-    if learner.lora is not None or not learner.steps:
+    if not learner.steps:
         return [], []
     folder = config.run.dir.absolute()
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    each_gb = CHECKPOINT_BYTES * size.parameters / GB
-    often = learner.steps // learner.checkpoint_every if learner.checkpoint_every else 0
-    count, free_gb = min(CHECKPOINTS_AT_ONCE, often + 1), shutil.disk_usage(there).free / GB
-    what = f"a checkpoint takes about {each_gb:.1f} GB, and {there} has {free_gb:.1f} GB free"
-    if each_gb > free_gb:
-        return [f"{what}; free some space, or choose another run.dir"], []
-    if count * each_gb > free_gb:
-        return [], [f"{what}, but {count} lie there at a time; free some space, or choose another run.dir"]
+    free_gb, parts = shutil.disk_usage(there).free / GB, disk_parts(config, size)
+    cure = "free some space, or choose another run.dir"
+    for part in parts:
+        if part.each_gb > free_gb:
+            return [
+                f"a {part.what} takes about {in_gb(part.each_gb)}, and {there} has {in_gb(free_gb)} free; {cure}"
+            ], []
+    if sum(part.all_gb for part in parts) > free_gb:
+        return [], [f"{disk_words(parts)}, but {there} has {in_gb(free_gb)} free; {cure}"]
     return [], []
+
+
+class DiskPart(NamedTuple):
+    """Folders of one kind that a run leaves on the disk."""
+
+    what: str
+    count: int
+    """Folders of this kind at a time, at most."""
+    each_gb: float
+
+    @property
+    def all_gb(self) -> float:
+        return self.count * self.each_gb
+
+
+def disk_parts(config: RunConfig, size: ModelSize) -> list[DiskPart]:
+    """Return the checkpoints and models that a run leaves in its folder. Journal, logs and metrics are not in it."""
+    learner = config.learner
+    model_gb = MODEL_BYTES[learner.dtype_used] * size.parameters / GB
+    # With adapters a checkpoint has only theirs, which are small beside the model.
+    checkpoint_gb = 0.0 if learner.lora is not None else CHECKPOINT_BYTES * size.parameters / GB
+    often = learner.steps // learner.checkpoint_every if learner.checkpoint_every else 0
+    exports = learner.steps // learner.export_every if learner.export_every else 0
+    # The best model before stays until a checkpoint knows of the better one.
+    best = 2 if learner.keep_best and learner.evaluation_sets else 0
+    parts = [
+        DiskPart("checkpoint", min(CHECKPOINTS_AT_ONCE, often + 1), checkpoint_gb),
+        DiskPart("model at the end", 1, model_gb),
+        DiskPart("best model", best, model_gb),
+        DiskPart("exported model", exports, model_gb),
+    ]
+    return [part for part in parts if part.all_gb]
+
+
+def disk_words(parts: Sequence[DiskPart]) -> str:
+    """Return what a run leaves on the disk, in words.
+
+    Example:
+        >>> disk_words([DiskPart("checkpoint", 3, 1.6), DiskPart("model at the end", 1, 0.54)])
+        'the run folder takes up to 5.3 GB (checkpoint 3 x 1.6 GB, model at the end 540 MB)'
+    """
+    each = (
+        f"{part.what} {f'{part.count} x ' if part.count > 1 else ''}{in_gb(part.each_gb)}" for part in parts
+    )
+    return f"the run folder takes up to {in_gb(sum(part.all_gb for part in parts))} ({', '.join(each)})"
+
+
+def in_gb(size_gb: float) -> str:
+    """Return a size in words.
+
+    Example:
+        >>> in_gb(1.62), in_gb(0.0035)
+        ('1.6 GB', '4 MB')
+    """
+    return f"{size_gb:.1f} GB" if size_gb >= 1 else f"{math.ceil(size_gb * 1000)} MB"
 
 
 TRAIN_TASKS = 8
@@ -271,7 +331,7 @@ def _renderer(config: RunConfig, folder: Path) -> Renderer:
 
 
 def memory(config: RunConfig, size: ModelSize | None) -> str:
-    """Return a sentence on the memory that the run takes of this host; "" if it is not known.
+    """Return sentences on what the run takes of this host's memory and of the disk; "" if that is not known.
 
     Raises:
         ConfigError: the host has too little memory.
@@ -280,7 +340,9 @@ def memory(config: RunConfig, size: ModelSize | None) -> str:
     if size is None or there_gb is None:
         return ""
     beside_gpus = config.learner.devices or config.generator.devices
-    return (estimate_beside_gpus if beside_gpus else estimate)(config, size, there_gb)
+    told = (estimate_beside_gpus if beside_gpus else estimate)(config, size, there_gb)
+    parts = disk_parts(config, size) if config.learner.steps else []
+    return f"{told}; {disk_words(parts)}" if parts else told
 
 
 def model_files(config: RunConfig) -> Path | None:

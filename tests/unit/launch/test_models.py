@@ -2,6 +2,9 @@
 
 import dataclasses
 import hashlib
+import logging
+import os
+import threading
 import zipfile
 
 import pytest
@@ -123,3 +126,24 @@ def test_special_tokens_are_one_token(tokenizer):
     assert tokenizer.encode("<user>hi<assistant>", add_special_tokens=False).tokens == [
         "<user>", "h", "i", "<assistant>",
     ]  # fmt: skip
+
+
+def test_a_process_that_waits_for_a_model_says_who_makes_it(tmp_path, caplog):
+    path, seen = tmp_path / "tiny-1.lock", []
+    with known_models._locked(path):
+        waiter = threading.Thread(target=lambda: seen.append(enter(path)))
+        with caplog.at_level(logging.INFO, logger="launch.model"):
+            waiter.start()
+            while not caplog.records:
+                waiter.join(timeout=0.05)
+    waiter.join(timeout=10.0)
+    assert seen == [True]
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"waiting for the model that process {os.getpid()} on {os.uname().nodename} makes ({tmp_path / 'tiny-1'})"
+    )
+
+
+def enter(path):
+    with known_models._locked(path):
+        return True

@@ -59,16 +59,28 @@ def test_without_shared_memory_or_sizes_nothing_is_guessed(disks, tmp_path):
     assert too_little_room(config(), None, tmp_path) == ([], [])
 
 
-def test_a_disk_without_room_for_a_checkpoint_is_refused_and_one_with_little_is_said(disks):
+def test_a_disk_without_room_for_a_part_is_refused_and_one_with_little_for_all_is_said(disks):
     (line,), _ = too_little_room(config(), SIZE, disks(disk_free=1.0))
     assert "a checkpoint takes about 1.2 GB" in line
     assert "choose another run.dir" in line
     refused, (line,) = too_little_room(config(), SIZE, disks(disk_free=3.0))
     assert refused == []
-    assert "but 3 lie there at a time" in line
+    everything = "up to 4.8 GB (checkpoint 3 x 1.2 GB, model at the end 400 MB, best model 2 x 400 MB), but "
+    assert everything in line
     once = config(learner={"checkpoint_every": 0})
     assert too_little_room(once, SIZE, disks(disk_free=3.0)) == ([], [])
-    assert too_little_room(config(learner={"lora": {}}), SIZE, disks(disk_free=0.1)) == ([], [])
+
+
+def test_models_count_as_checkpoints_do(disks):
+    # Adapters make small checkpoints, but the models that are written are whole.
+    adapters = config(learner={"lora": {}})
+    assert too_little_room(adapters, SIZE, disks(disk_free=1.3)) == ([], [])
+    (line,), _ = too_little_room(adapters, SIZE, disks(disk_free=0.1))
+    assert line.startswith("a model at the end takes about 400 MB, and ")
+    exports = config(learner={"export_every": 10, "steps": 100, "keep_best": False, "evaluation_tasks": 0})
+    _, (line,) = too_little_room(exports, SIZE, disks(disk_free=4.5))
+    assert "exported model 10 x 400 MB" in line
+    assert "best model" not in line
 
 
 def test_more_requests_than_places_are_said():
