@@ -162,9 +162,16 @@ class Checkpoints:
             run_files.write_model(folder, self._trainer.engine.save_pretrained)
 
     def write_last_model(self) -> None:
-        """Write the model after the last step."""
+        """Write the model after the last step. No earlier best model stays if the evaluation at the end is the best."""
+        trainer, evaluations = self._trainer, self._evaluations
         with self.writes.writing(self._written_bytes):
-            self._trainer.engine.save_pretrained(self._trainer.run_dir / "model")
+            trainer.engine.save_pretrained(trainer.run_dir / "model")
+        name = evaluations.first_set
+        last = [e for e in evaluations.records if e.get("set", "") == name][-1:]
+        if [e["tag"] for e in last] == [AFTER] and run_files.newest_is_best(
+            trainer.run_dir, evaluations.records, name
+        ):
+            run_files.remove_others(trainer.run_dir, best=None, newest=trainer.step)
 
     def keep_if_best(self) -> None:
         """Write the present model if its evaluation, the newest, is better than those of all models that are kept.

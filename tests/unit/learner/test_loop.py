@@ -605,6 +605,18 @@ def test_the_evaluation_at_the_end_writes_and_deletes_no_model(tmp_path):
     assert models_of(tmp_path) == ["best-step-000002"]
 
 
+@pytest.mark.parametrize(
+    ("at_the_end", "left"), [(2, []), (1, ["best-step-000002"]), (0, ["best-step-000002"])]
+)
+def test_no_other_one_stays_if_the_evaluation_at_the_end_is_the_best(tmp_path, at_the_end, left):
+    it = learner(tmp_path, ["applied"] * 4, evaluation_every=2)
+    it.session.held_out = [right(n) for n in (0, 1, at_the_end)]
+    it.train()
+    it.checkpoints.write_last_model()
+    assert models_of(tmp_path) == left
+    assert ("save_pretrained", "model") in it.session.log
+
+
 def test_a_resumed_run_deletes_models_of_steps_that_it_does_again(tmp_path):
     it = learner(tmp_path, ["applied"] * 4, evaluation_every=2, export_every=1)
     it.session.held_out = [right(n) for n in (0, 1, 1)]
