@@ -1,6 +1,7 @@
 """The command `offbeat`."""
 
 import argparse
+import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -77,7 +78,9 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> int:
 
             return serve_envs(args, overrides)
         case _:
-            return execute(args, load(args.run_file, overrides))
+            with breakpoints_left_out():
+                config = load(args.run_file, overrides)
+            return execute(args, config)
 
 
 def run_without_file(args: argparse.Namespace) -> int:
@@ -245,12 +248,18 @@ def examined(config: RunConfig) -> "Examined":
 
 @contextmanager
 def breakpoints_left_out() -> Iterator[None]:
-    """Leave out `breakpoint()` in the context: a trial of the environment is not the run."""
+    """Leave out `breakpoint()` in the context: a trial of a reward or a formula is not the run."""
     before, sys.breakpointhook = sys.breakpointhook, lambda *_, **__: None
+    # For the processes that try one, too.
+    of_children = os.environ.get("PYTHONBREAKPOINT")
+    os.environ["PYTHONBREAKPOINT"] = "0"
     try:
         yield
     finally:
         sys.breakpointhook = before
+        del os.environ["PYTHONBREAKPOINT"]
+        if of_children is not None:
+            os.environ["PYTHONBREAKPOINT"] = of_children
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from bdb import BdbQuit
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -115,6 +116,7 @@ def train_in_process(
     Raises:
         ConfigError: the run cannot be in one process, or there is no run to resume.
         NothingTrained: the run ended before its first step.
+        KeyboardInterrupt: a person ended the run, with Ctrl-C or at the debugger.
         Exception: whatever the code of a role, an environment or a method raises, with its own traceback.
     """
     from launch.model import prepare
@@ -139,6 +141,8 @@ def train_in_process(
             try:
                 roles.start(engine)
                 roles.learn(resume=bool(resume), from_step=from_step)
+            except BdbQuit:
+                raise KeyboardInterrupt from None
             finally:
                 roles.end()
         return _summary(config, folder, time.monotonic() - began, resumed=bool(resume))
@@ -158,6 +162,8 @@ def alone(config: RunConfig) -> RunConfig:
         generator = generator.model_copy(update={"sleep_in_updates": False})
     threads = max(generator.threads_used, config.learner.threads_used)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    # A person reads this terminal.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     prepare_environment(generator)
     one = {"actor": config.actor.model_copy(update={"count": 1})}
     return config.model_copy(update={**one, "generator": generator.model_copy(update={"count": 1})})

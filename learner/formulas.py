@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 import traceback
+from bdb import BdbQuit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -144,6 +145,9 @@ class Formula:
         try:
             return self.function(*arguments)
         except FormulaError:
+            raise
+        except BdbQuit:
+            # A person at the debugger wants to end.
             raise
         except Exception as error:
             raise self.refused(f"raised {told(error)}") from error

@@ -108,6 +108,34 @@ def test_an_error_of_a_reward_reaches_the_terminal_with_its_line_and_quitting_en
     assert "interrupted" in done.stderr
 
 
+OWN_FORMULA = """import torch
+from learner.formulas import Section
+from learner.update.objective import SurrogateValue, View
+
+
+class Nothing(Section):
+    pass
+
+
+def plain(view: View, settings: Nothing) -> SurrogateValue:
+    value = view.ratio("behaviour") * view.advantage
+    breakpoint()
+    return SurrogateValue(value, torch.zeros_like(value, dtype=torch.bool))
+"""
+
+
+def test_a_person_stops_in_a_formula_and_ends_the_run_there(folder):
+    (folder / "rewards.py").write_text((folder / "rewards.py").read_text().replace("    breakpoint()\n", ""))
+    (folder / "my_loss.py").write_text(OWN_FORMULA)
+    own = "learner.algorithm.corrections=[] learner.algorithm.surrogate.kind=my_loss.py:plain"
+    done = offbeat(folder, f"{TRAIN} {own}", "p value.shape == view.advantage.shape\nc\nwhere\nq\n")
+    assert done.returncode == 130, done.stdout + done.stderr
+    assert "(Pdb) True" in done.stdout
+    assert done.stdout.count("my_loss.py(13)plain()") >= 2
+    assert "learner/update/engine.py" in done.stdout
+    assert "interrupted" in done.stderr
+
+
 def test_the_command_for_one_test_runs_in_the_checkout():
     words = block_with("-k lease").text.split()[1:]
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
