@@ -443,3 +443,14 @@ def test_a_long_value_of_a_csv_file_is_read_and_depth_names_the_line(here):
     assert suite(train="t.csv", heldout=0.0).facts().longest_tasks[0][2] == "t.csv:3"
     (here / "train.jsonl").write_text('{"prompt": "a", "answer": "1"}\n' + '{"a":' * 100_000 + "\n")
     assert refusal().startswith("train.jsonl:2: not JSON (")
+
+
+def test_equal_prompts_with_different_answers_are_told(here):
+    write(
+        here / "train.jsonl", [{"prompt": "1 + 1 =", "answer": answer} for answer in ("2", "2", "two", "3")]
+    )
+    assert suite(heldout=0.0).facts().remarks == (
+        "2 rows have the prompt of another row and another answer, the first at train.jsonl:1 and train.jsonl:3",
+    )
+    write(here / "train.jsonl", [{"prompt": "1 + 1 =", "answer": "2"}] * 3)
+    assert suite(heldout=0.0).facts().remarks == ()
