@@ -103,10 +103,13 @@ class PageRun:
         overrides: settings that `offbeat check` and `offbeat train` get for run files of the page, for example a model
             that is there.
         train: whether `offbeat train` trains; otherwise its run file is checked.
+        timeout_s: longest time of one command that runs in a process of its own.
     """
 
-    def __init__(self, folder: Path, overrides: tuple[str, ...] = (), *, train: bool = False) -> None:
-        self.folder, self.overrides, self.train = folder, overrides, train
+    def __init__(
+        self, folder: Path, overrides: tuple[str, ...] = (), *, train: bool = False, timeout_s: float = 550.0
+    ) -> None:
+        self.folder, self.overrides, self.train, self.timeout_s = folder, overrides, train, timeout_s
         self.names: dict[str, object] = {"__name__": "page"}
         self.run_file = ""
         self.background: list[subprocess.Popen[bytes]] = []
@@ -214,7 +217,9 @@ class PageRun:
             self.background.append(subprocess.Popen(words, cwd=self.folder, env=env))
             time.sleep(2)
             return ""
-        done = subprocess.run(words, cwd=self.folder, env=env, capture_output=True, text=True, timeout=550)
+        done = subprocess.run(
+            words, cwd=self.folder, env=env, capture_output=True, text=True, timeout=self.timeout_s
+        )
         assert (done.returncode != 0) == fails, f"{place}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 

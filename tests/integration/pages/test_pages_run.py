@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+import launch.preflight.engine_trial
 from tests.pages import CODE, ROOT, PageRun, blocks
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -39,6 +40,8 @@ def page_run(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(folder)
+    # The model of the pages has no weights here; tests/integration/launch/test_engine_trial.py has the trial.
+    monkeypatch.setattr(launch.preflight.engine_trial, "try_engine", lambda config, folder: [])
     before = set(sys.modules)
     run = PageRun(folder, (f"model.path={model}",))
     yield run
