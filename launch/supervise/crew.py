@@ -14,25 +14,12 @@ from typing import Any
 from launch import errors
 from launch.errors import RoleFailed
 from launch.placement import placement, visible_gpus
-from launch.processes import command_of_role, dump_stacks, kill, kill_all, spawn, stop, vitals
+from launch.processes import command_of_role, kill_all, spawn, stop, vitals
 from launch.run_file.sections import RunConfig
 from launch.servers import WEIGHTS
 from launch.supervise.broker_status import Answer
 from launch.supervise.health import BROKER, LearnerTime, Patience, Watchdog, WeightsHealth, role_of
-from launch.supervise.posts import (
-    ACTOR,
-    LEARNER,
-    Post,
-    environment,
-    failure,
-    final,
-    gpu_environment,
-    how_it_ended,
-    limits,
-    lock_environment,
-    posts,
-    repeats,
-)
+from launch.supervise.posts import ACTOR, LEARNER, Post, environment, limits, posts
 from learner.run_files import PID_FILE, RESULT, weights_folder
 from protocol.files import write_whole
 
@@ -51,41 +38,6 @@ def stop_order(names: Iterable[str]) -> list[str]:
     """
     others = dict.fromkeys(role_of(name) for name in names if role_of(name) not in (*FIRST_TO_STOP, BROKER))
     return [*FIRST_TO_STOP, *others, BROKER]
-
-
-def stop_in_order(
-    posts: Sequence[Post], *, learner_s: float, drain_s: float, note: Callable[[str], None]
-) -> list[str]:
-    """Stop all roles, the learner first and the broker last.
-
-    Args:
-        learner_s: longest time that the learner may take.
-        drain_s: time in which an actor lets its episodes end first.
-        note: function that shows a sentence to the user.
-
-    Returns:
-        The names of those that had to be killed.
-    """
-    stubborn: list[str] = []
-    for role in stop_order(post.name for post in posts):
-        children = [post.child for post in posts if role_of(post.name) == role and post.child is not None]
-        others_s = OTHERS_STOP_S + (drain_s if role == ACTOR else 0.0)
-        patience_s = learner_s if role == LEARNER else others_s
-        stubborn += stop(children, patience_s=patience_s, late=partial(_note_late, note, patience_s))
-    return stubborn
-
-
-def _note_late(note: Callable[[str], None], patience_s: float, names: Sequence[str]) -> None:
-    note(f"waiting up to {patience_s:g} s for {', '.join(names)} to end; a second Ctrl-C kills all at once")
-
-
-def ask_to_end(learner: Post, folder: Path) -> None:
-    """Send SIGTERM to the learner's rank 0; torchrun would kill the ranks and report a failure."""
-    if not learner.running or learner.child is None:
-        return
-    path = folder / PID_FILE
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(int(path.read_text()) if path.exists() else learner.child.process.pid, signal.SIGTERM)
 
 
 STATE_FILE = "supervisor.json"
@@ -255,9 +207,7 @@ class Crew:
             post = self._post(hung.name)
             if post.child is None or not post.running:
                 continue
-            post.why = f"hung: {hung.why}"
-            dump_stacks(post.child)
-            if not kill(post.child):
+            if not post.kill(hung.why):
                 raise RoleFailed(
                     f"{hung.name} hung ({hung.why}) and cannot be killed; look at its disk and devices"
                 )
@@ -271,9 +221,7 @@ class Crew:
         if silence.note:
             self._note(silence.note)
         if silence.hung:
-            post.why = f"hung: {silence.hung}"
-            dump_stacks(post.child)
-            kill(post.child)
+            post.kill(silence.hung)
 
     def _end_late_learner(self, now: float) -> None:
         """Kill a learner that does not exit although it has written its result, which stays valid."""
@@ -282,26 +230,36 @@ class Crew:
             self._note(
                 f"learner has not ended within {self.learner_time.exit_s:g} s after its result; killing it"
             )
-            dump_stacks(learner.child)
-            kill(learner.child)
+            learner.kill()
 
     def ask_learner_to_end(self) -> None:
         """Send SIGTERM to the learner's rank 0; torchrun would kill the ranks and report a failure."""
-        ask_to_end(self._post(LEARNER), self._folder)
+        learner = self._post(LEARNER)
+        if not learner.running or learner.child is None:
+            return
+        path = self._folder / PID_FILE
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(path.read_text()) if path.exists() else learner.child.process.pid, signal.SIGTERM)
 
     def stop(self) -> list[str]:
         """Stop all roles, the learner first and the broker last.
 
         Return the names of those that had to be killed.
         """
-        stubborn = stop_in_order(
-            self.posts,
-            learner_s=self.learner_time.stop_s,
-            drain_s=self._config.actor.drain_timeout_s,
-            note=self._note,
-        )
+        stubborn: list[str] = []
+        for role in stop_order(self.names):
+            children = [p.child for p in self.posts if role_of(p.name) == role and p.child is not None]
+            # An actor lets its episodes end first.
+            others_s = OTHERS_STOP_S + (self._config.actor.drain_timeout_s if role == ACTOR else 0.0)
+            patience_s = self.learner_time.stop_s if role == LEARNER else others_s
+            stubborn += stop(children, patience_s=patience_s, late=partial(self._note_late, patience_s))
         self._clean_up()
         return stubborn
+
+    def _note_late(self, patience_s: float, names: Sequence[str]) -> None:
+        self._note(
+            f"waiting up to {patience_s:g} s for {', '.join(names)} to end; a second Ctrl-C kills all at once"
+        )
 
     def kill(self) -> list[str]:
         """Kill all roles at once. Return the names of those that are still there after `KILL_ALL_S`."""
@@ -316,7 +274,7 @@ class Crew:
 
     def failed(self, name: str) -> RoleFailed:
         """Return the error that says how a process ended."""
-        return failure(self._post(name), self._folder)
+        return self._post(name).failure(self._folder)
 
     def _post(self, name: str) -> Post:
         return next(post for post in self.posts if post.name == name)
@@ -329,21 +287,20 @@ class Crew:
         """
         assert post.child is not None
         self._watchdog.ended(post.name)
-        if final(post, self._folder) or (post.name == BROKER and not self.broker_answered):
+        if post.is_final(self._folder) or (post.name == BROKER and not self.broker_answered):
             raise self.failed(post.name)
-        why = how_it_ended(post, self._folder)
-        if repeats(post, why):
+        why = post.how_it_ended(self._folder)
+        if post.repeats(why):
             raise RoleFailed(
                 f"{why}, for the second time: starting it again would change nothing (log: {post.child.log})"
             )
-        lived_s = now - post.child.started
-        post.due = post.backoff.ended(why, lived_s=lived_s, now=now, patience=self._patience)
-        if post.due is None:
+        if not post.plan_restart(why, now, self._patience):
             tries = (
                 f"{post.name} has been started {self._patience.max_restarts} times again, one after the other"
             )
             raise RoleFailed(f"{tries}; at last {self.failed(post.name)}")
-        soon = "now" if post.due <= now else f"in {post.due - now:.0f} s"
+        wait_s = (post.due or now) - now
+        soon = "now" if wait_s <= 0 else f"in {wait_s:.0f} s"
         self._note(f"{why}; starting it again {soon}")
         self._state.save(self.posts)
 
@@ -352,7 +309,7 @@ class Crew:
         try:
             self._start(post)
         except OSError as error:
-            post.due = now + START_RETRY_S
+            post.put_off(now + START_RETRY_S)
             self._note(f"{post.name} cannot be started: {error}; trying again in {START_RETRY_S:g} s")
 
     def _start(self, post: Post) -> None:
@@ -367,8 +324,8 @@ class Crew:
             arguments += ["--minutes", f"{self.learner_time.minutes_left(time.monotonic()):.3f}"]
         errors.clear_note(self._folder, post.name)
         command = command_of_role(role, self._folder, *arguments, ranks=post.ranks)
-        env = environment(self._config, post.threads) | gpu_environment(post, self._placement, self._gpus)
-        env |= lock_environment(post, self._placement, self._config, self._folder)
-        post.due, post.why = None, ""
-        post.child = spawn(post.name, command, log=self._folder / "logs" / f"{post.name}.log", env=env)
-        self._watchdog.started(post.name, post.child.started)
+        env = environment(self._config, post.threads) | post.gpu_environment(self._placement, self._gpus)
+        env |= post.lock_environment(self._placement, self._config, self._folder)
+        child = spawn(post.name, command, log=self._folder / "logs" / f"{post.name}.log", env=env)
+        post.began(child)
+        self._watchdog.started(post.name, child.started)

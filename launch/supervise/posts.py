@@ -15,7 +15,9 @@ from launch.processes import (
     RENDEZVOUS_S,
     Child,
     Ranks,
+    dump_stacks,
     gpu_lock,
+    kill,
     oom_kills,
     ranks_of,
     role_environment,
@@ -24,7 +26,7 @@ from launch.processes import (
 )
 from launch.run_file.sections import RunConfig
 from launch.servers import JUDGE, WEIGHTS
-from launch.supervise.health import BROKER, STALL_MARGIN_S, Limits, RestartBackoff, role_of
+from launch.supervise.health import BROKER, STALL_MARGIN_S, Limits, Patience, RestartBackoff, role_of
 
 LOG_LINES = 60
 """Last lines of an engine's log that are looked at. A traceback of the engine and that of its parent fit."""
@@ -138,6 +140,111 @@ class Post:
     def running(self) -> bool:
         return self.child is not None and self.child.running
 
+    # --- its start ----------------------------------------------------------------------------------------
+
+    def gpu_environment(self, placed: Placement, gpus: Sequence[str]) -> dict[str, str]:
+        """Return the environment by which a process finds its GPUs; empty if it has none.
+
+        Args:
+            gpus: names of the visible GPUs.
+        """
+        found = placed.environment(self.name, gpus)
+        if found and self.name == LEARNER and not any(name in os.environ for name in ALLOCATOR):
+            # Batches differ in length, and blocks that grow leave fewer gaps between them. What the user has set wins.
+            found[ALLOCATOR[0]] = "expandable_segments:True"
+        return found
+
+    def lock_environment(self, placed: Placement, config: RunConfig, folder: Path) -> dict[str, str]:
+        """Return the environment by which a process finds the lock on shared GPUs; empty if it needs none.
+
+        Args:
+            config: with "auto" decided, see `launch.preflight.hardware`.
+            folder: run folder.
+        """
+        asleep = placed.sleepers(config)
+        return gpu_lock(folder) if asleep and self.name in (LEARNER, *asleep) else {}
+
+    def began(self, child: Child) -> None:
+        """Note the process that runs there now."""
+        self.child, self.due, self.why = child, None, ""
+
+    def plan_restart(self, why: str, now: float, patience: Patience) -> bool:
+        """Plan the next start of a process that has ended; return False if it has been started too often in a row."""
+        assert self.child is not None
+        lived_s = now - self.child.started
+        self.due = self.backoff.ended(why, lived_s=lived_s, now=now, patience=patience)
+        return self.due is not None
+
+    def put_off(self, until: float) -> None:
+        """Plan a start that was not possible for a later time."""
+        self.due = until
+
+    # --- its end ------------------------------------------------------------------------------------------
+
+    def kill(self, hung: str = "") -> bool:
+        """Kill the process, and have it say before where its threads stand. Return whether it is gone.
+
+        Args:
+            hung: why it counts as hung; "": it has done its work and does not exit.
+        """
+        assert self.child is not None
+        if hung:
+            self.why = f"hung: {hung}"
+        dump_stacks(self.child)
+        return kill(self.child)
+
+    def how_it_ended(self, folder: Path) -> str:
+        """Return in words how a process ended, with the reason if it left one in the run folder."""
+        assert self.child is not None
+        code = self.child.process.poll()
+        if self.why:
+            return f"{self.name} {self.why}"
+        if code is None:
+            return (
+                f"{self.name} has not answered for {BROKER_START_S:g} s (if this machine is busy, try again)"
+            )
+        if code < 0:
+            starved = code == -signal.SIGKILL and oom_kills() > self.child.oom_kills
+            why = ", most likely by the kernel, because the host ran out of memory" if starved else ""
+            return f"{self.name} was ended by {signal.strsignal(-code)} (signal {-code}){why}"
+        reason = self.short_of_memory(folder) or errors.read_reason(folder, self.name)
+        if ENGINE_NOT_STARTED in reason and (cause := root_cause(self.child.own_tail(LOG_LINES))):
+            reason += f" ({cause})"
+        return f"{self.name} ended with code {code}{f': {reason}' if reason else ''}"
+
+    def repeats(self, why: str) -> bool:
+        """Return whether a generator's engine could not start twice in a row, for the same reason.
+
+        Such an engine has not served yet, so nothing that another start would find has changed.
+        """
+        earlier = self.backoff.reasons[-1:]
+        return ENGINE_NOT_STARTED in why and earlier == [why]
+
+    def failure(self, folder: Path) -> RoleFailed:
+        """Return the error that says how a process ended: in its own words, or with the end of its log."""
+        assert self.child is not None
+        how = self.how_it_ended(folder)
+        if not self.why and errors.read_reason(folder, self.name):
+            return RoleFailed(f"{how} (log: {self.child.log})")
+        return RoleFailed(with_tail(how, self.child.log))
+
+    def is_final(self, folder: Path) -> bool:
+        """Return whether the process ended with an error that another start would repeat."""
+        assert self.child is not None
+        if self.why:
+            return False
+        code = self.child.process.returncode
+        return errors.FINAL in (code, errors.read_note(folder, self.name)) or bool(
+            self.short_of_memory(folder)
+        )
+
+    def short_of_memory(self, folder: Path) -> str:
+        """Return in words that a process had too little memory, and the cure; "" if its log does not say so."""
+        if self.child is None or not self.child.process.returncode:
+            return ""
+        reason = errors.read_reason(folder, self.name)
+        return too_little_memory(role_of(self.name), reason, self.child.own_tail(LOG_LINES))
+
 
 def posts(config: RunConfig) -> list[Post]:
     """Return the crew of a run. The broker is first; the others join it in any order."""
@@ -192,48 +299,6 @@ def environment(config: RunConfig, threads: int) -> dict[str, str]:
     )
 
 
-def gpu_environment(post: Post, placed: Placement, gpus: Sequence[str]) -> dict[str, str]:
-    """Return the environment by which a process finds its GPUs; empty if it has none.
-
-    Args:
-        gpus: names of the visible GPUs.
-    """
-    found = placed.environment(post.name, gpus)
-    if found and post.name == LEARNER and not any(name in os.environ for name in ALLOCATOR):
-        # Batches differ in length, and blocks that grow leave fewer gaps between them. What the user has set wins.
-        found[ALLOCATOR[0]] = "expandable_segments:True"
-    return found
-
-
-def lock_environment(post: Post, placed: Placement, config: RunConfig, folder: Path) -> dict[str, str]:
-    """Return the environment by which a process finds the lock on shared GPUs; empty if it needs none.
-
-    Args:
-        config: with "auto" decided, see `launch.preflight.hardware`.
-        folder: run folder.
-    """
-    asleep = placed.sleepers(config)
-    return gpu_lock(folder) if asleep and post.name in (LEARNER, *asleep) else {}
-
-
-def how_it_ended(post: Post, folder: Path) -> str:
-    """Return in words how a process ended, with the reason if it left one in the run folder."""
-    assert post.child is not None
-    code = post.child.process.poll()
-    if post.why:
-        return f"{post.name} {post.why}"
-    if code is None:
-        return f"{post.name} has not answered for {BROKER_START_S:g} s (if this machine is busy, try again)"
-    if code < 0:
-        starved = code == -signal.SIGKILL and oom_kills() > post.child.oom_kills
-        why = ", most likely by the kernel, because the host ran out of memory" if starved else ""
-        return f"{post.name} was ended by {signal.strsignal(-code)} (signal {-code}){why}"
-    reason = short_of_memory(post, folder) or errors.read_reason(folder, post.name)
-    if ENGINE_NOT_STARTED in reason and (cause := root_cause(post.child.own_tail(LOG_LINES))):
-        reason += f" ({cause})"
-    return f"{post.name} ended with code {code}{f': {reason}' if reason else ''}"
-
-
 def root_cause(log: str) -> str:
     """Return the first error in a log that vLLM's own one points to as the root cause; "" if there is none.
 
@@ -245,38 +310,3 @@ def root_cause(log: str) -> str:
         if (found := ERROR_LINE.search(line)) and ENGINE_NOT_STARTED not in line:
             return found[0].strip()[:300]
     return ""
-
-
-def repeats(post: Post, why: str) -> bool:
-    """Return whether a generator's engine could not start twice in a row, for the same reason.
-
-    Such an engine has not served yet, so nothing that another start would find has changed.
-    """
-    earlier = post.backoff.reasons[-1:]
-    return ENGINE_NOT_STARTED in why and earlier == [why]
-
-
-def failure(post: Post, folder: Path) -> RoleFailed:
-    """Return the error that says how a process ended: in its own words, or with the end of its log."""
-    assert post.child is not None
-    how = how_it_ended(post, folder)
-    if not post.why and errors.read_reason(folder, post.name):
-        return RoleFailed(f"{how} (log: {post.child.log})")
-    return RoleFailed(with_tail(how, post.child.log))
-
-
-def final(post: Post, folder: Path) -> bool:
-    """Return whether the process ended with an error that another start would repeat."""
-    assert post.child is not None
-    if post.why:
-        return False
-    code = post.child.process.returncode
-    return errors.FINAL in (code, errors.read_note(folder, post.name)) or bool(short_of_memory(post, folder))
-
-
-def short_of_memory(post: Post, folder: Path) -> str:
-    """Return in words that a process had too little memory, and the cure; "" if its log does not say so."""
-    if post.child is None or not post.child.process.returncode:
-        return ""
-    reason = errors.read_reason(folder, post.name)
-    return too_little_memory(role_of(post.name), reason, post.child.own_tail(LOG_LINES))

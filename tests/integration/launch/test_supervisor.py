@@ -126,7 +126,7 @@ def job(tmp_path, monkeypatch):
     def command(role, run_dir, *arguments, ranks=None):
         return [sys.executable, str(FAKE), role, str(run_dir), *arguments]
 
-    monkeypatch.setattr("launch.supervise.crew.role_command", command)
+    monkeypatch.setattr("launch.supervise.crew.command_of_role", command)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return lambda **supervisor: Job(tmp_path / "run", **supervisor)
 
@@ -148,7 +148,7 @@ def test_a_model_of_the_hub_is_downloaded_once_before_the_roles_start(tmp_path, 
     def command(role, run_dir):
         return [sys.executable, "-c", f"print('INFO model: {role} is there')"]
 
-    monkeypatch.setattr("launch.supervise.supervisor.role_command", command)
+    monkeypatch.setattr("launch.supervise.supervisor.command_of_role", command)
     panel = Silent()
     config = check({"model": {"path": path}, "env": {"name": "calculator"}}, "test")
     prepare_model(config, tmp_path, panel, panel)

@@ -10,7 +10,7 @@ import launch.placement
 from launch.errors import ConfigError
 from launch.placement import Placement, placement, torch_uses_gpus, visible_gpus
 from launch.run_file.load import check
-from launch.supervise.posts import ALLOCATOR, Post, gpu_environment, lock_environment
+from launch.supervise.posts import ALLOCATOR, Post
 from protocol.processes import VARIABLE
 
 
@@ -180,7 +180,7 @@ def test_the_learner_and_engines_that_sleep_find_one_lock(tmp_path):
     def locked(gpus):
         placed = placement(made, gpus)
         posts = ["broker", "learner", "generator-0", "generator-1", "actor-0"]
-        found = {post: lock_environment(Post(post, 1), placed, made, tmp_path) for post in posts}
+        found = {post: Post(post, 1).lock_environment(placed, made, tmp_path) for post in posts}
         assert all(env in ({}, {VARIABLE: str(tmp_path / "gpu-lock")}) for env in found.values())
         return [post for post, env in found.items() if env]
 
@@ -197,9 +197,9 @@ def test_the_learners_memory_grows_in_blocks_unless_the_user_has_settings(monkey
     for name in ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
     placed = Placement({"learner": (1,), "generator-0": (0,)})
-    found = gpu_environment(Post("learner", 1), placed, ["5", "7"])
+    found = Post("learner", 1).gpu_environment(placed, ["5", "7"])
     assert found == {"CUDA_VISIBLE_DEVICES": "7", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    assert gpu_environment(Post("generator-0", 1), placed, ["5", "7"]) == {"CUDA_VISIBLE_DEVICES": "5"}
-    assert gpu_environment(Post("learner", 1), Placement(), []) == {}
+    assert Post("generator-0", 1).gpu_environment(placed, ["5", "7"]) == {"CUDA_VISIBLE_DEVICES": "5"}
+    assert Post("learner", 1).gpu_environment(Placement(), []) == {}
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-    assert gpu_environment(Post("learner", 1), placed, ["5", "7"]) == {"CUDA_VISIBLE_DEVICES": "7"}
+    assert Post("learner", 1).gpu_environment(placed, ["5", "7"]) == {"CUDA_VISIBLE_DEVICES": "7"}

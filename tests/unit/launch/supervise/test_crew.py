@@ -19,7 +19,7 @@ from launch.supervise import posts
 from launch.supervise.crew import START_RETRY_S, STATE_FILE, Crew
 from launch.supervise.health import FIRST_DELAY_S, LONGEST_DELAY_S, Patience, RestartBackoff
 from launch.supervise.panel import Panel
-from launch.supervise.posts import Post, crowded, how_it_ended, too_little_memory
+from launch.supervise.posts import Post, crowded, too_little_memory
 
 
 def run(mode="async", learner=1, generator=1, count=1, **settings):
@@ -226,7 +226,7 @@ def test_a_kill_by_a_kernel_without_memory_is_named(tmp_path, monkeypatch, kills
     killed.wait()
     monkeypatch.setattr(posts, "oom_kills", lambda: kills)
     post = Post("generator-0", 1, child=Child("generator-0", [], killed, tmp_path / "log", oom_kills=3))
-    assert ("the host ran out of memory" in how_it_ended(post, tmp_path)) is said
+    assert ("the host ran out of memory" in post.how_it_ended(tmp_path)) is said
 
 
 def test_the_kernel_counts_its_kills():
