@@ -1,12 +1,6 @@
 """Command line, run file, supervisor, and the start of each role's process. Holds no logic of a role.
 
-- `cli`, `arguments`: the command `offbeat`. `commands/`: its verbs on an existing run. `plan/`: `offbeat plan`.
-- `reference/`: writes the pages of docs/ that are generated from the code.
-- `preflight/`: tries folder, model and environment before anything starts.
-- `run_file/`: sections, loading, rules. `run_folder`, `model`, `tokenizer`: a run's folder and model.
-- `gguf`: makes model folders from GGUF files. `known_models`: models that need no hub.
-- `resuming`: what `--resume` goes on from.
-- `placement`: which GPUs each process gets. `hardware`: settings that follow from them.
-- `role`, `by_hand`, `ranks`, `weights_role`, `judge_role`: run one role in one process. `supervise/`: `offbeat train`.
-- `processes/`: child processes that die with their parent. `logs`, `errors`, `exit_codes`: for all roles.
+`offbeat train` goes through `cli`, `preflight.examine` and `supervise.supervisor`, which starts each role by `role`;
+with `--in-process` it goes through `in_process`, which has all roles in one event loop. `by_hand` starts one role in a
+terminal. The walls are between supervising, planning and the verbs that look into a run.
 """
