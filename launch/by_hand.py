@@ -74,7 +74,7 @@ ROLE = "learner"
 
 
 def main() -> None:
-    """Run torchrun. Exit with `launch.errors.FINAL` if the learner ended with an error that another start would repeat."""
+    """Run torchrun. Exit with `errors.FINAL` if the learner ended with an error that another start would repeat."""
     from torch.distributed.run import main as torchrun
 
     folder = Path(sys.argv[1])

@@ -55,12 +55,12 @@ def main() -> None:
     """Print why vLLM has no way to load the model of a folder, if it has none."""
     from actors.errors import ModelNotLoaded
     from actors.generator.vllm_engine.engine import (
-        allow_on_cpu,
         described_to_vllm,
         engine_arguments,
         import_vllm,
         prepare_environment,
     )
+    from actors.generator.vllm_engine.routes import allow_on_cpu
 
     parser = argparse.ArgumentParser(prog="python -m launch.preflight.engine_trial", description=main.__doc__)
     parser.add_argument("folder", type=Path)

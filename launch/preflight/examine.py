@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from actors.errors import ActorError
 from actors.render import Renderer
@@ -138,7 +138,8 @@ def _disk(config: RunConfig, size: ModelSize) -> tuple[list[str], list[str]]:
     return [], []
 
 
-class DiskPart(NamedTuple):
+@dataclass(frozen=True)
+class DiskPart:
     """Folders of one kind that a run leaves on the disk."""
 
     what: str
