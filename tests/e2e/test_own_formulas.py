@@ -1,4 +1,4 @@
-"""A run with formulas of the user's own, from the command line: train, retrain bit for bit, resume with another file."""
+"""A run with formulas of the user's own, by the command line: train, retrain bit for bit, resume with another file."""
 
 import json
 import os
