@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+import launch.preflight.engine_trial
 from envs.registry import make_suite
 from launch.cli import main
 
@@ -26,6 +27,8 @@ def job(tmp_path, monkeypatch):
     """Write the files of the page, and a model folder with the template of Qwen3."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
+    # The model has no weights here; tests/integration/launch/test_engine_trial.py has the trial.
+    monkeypatch.setattr(launch.preflight.engine_trial, "try_engine", lambda config, folder: [])
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
