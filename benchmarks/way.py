@@ -8,7 +8,7 @@ learner step, up to the call of `optimizer.step` and up to the end of `TrainingE
 
 - "with sockets": an actor's link sends the segments to the broker's ROUTER socket; broker, journal and actor share one
   event loop, the learner's link and step have threads as in a run. What goes on beside the segments is left out
-  (`BESIDE`): ticks, heartbeats, key watches, and the refilling of the task queue.
+  (`BESIDE`): ticks, heartbeats, watches of keys and files, syncs, and the refilling of the task queue.
 - "without sockets": the `Dispatcher` with its journal gets the frames, `Intake.receive` the deliveries.
 
 Only the six product folders count, and only functions with a name of their own.
@@ -80,6 +80,8 @@ PATIENCE_S = 60.0
 BESIDE = frozenset(
     {
         "OutputCommit.tick",
+        "OutputCommit._look_after_files",
+        "Writer._work",
         "Service._look_at_keys",
         "Session.due",
         "HandshakeWatch.look",

@@ -152,11 +152,10 @@ def meet(config: LearnerConfig, run_dir: Path, *, model: str, seed: int) -> None
         HostsDiffer: the hosts of the learner have different settings, or do not share the run folder.
     """
     from learner.update import ranks
-    from learner.update.deepspeed_zero import join_ranks
     from learner.update.devices import take_gpu
 
     take_gpu(config)
-    join_ranks(config)
+    ranks.join_ranks(config)
     ranks.check_hosts(config, run_dir, model=Path(model), seed=seed)
 
 

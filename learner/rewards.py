@@ -13,11 +13,9 @@ from dataclasses import replace
 from typing import assert_never
 
 from learner.formulas import Members, load_formula
-from learner.settings.advantages import VALUES, ComparedAdvantage, values_of_parts
-from learner.settings.families import GuidedFamily, HintFamily, JudgeFamily, RetryFamily
-from learner.settings.formulas import OwnReward
-from learner.settings.learner import LearnerConfig
-from learner.settings.rewards import (
+from learner.settings.advantages import (
+    VALUES,
+    ComparedAdvantage,
     CoolingBonus,
     Coverage,
     FewestCalls,
@@ -28,7 +26,11 @@ from learner.settings.rewards import (
     StepReward,
     WinRate,
     WrongAnswer,
+    values_of_parts,
 )
+from learner.settings.families import GuidedFamily, HintFamily, JudgeFamily, RetryFamily
+from learner.settings.formulas import OwnReward
+from learner.settings.learner import LearnerConfig
 from learner.trajectory import Trajectory, newest_version, turns_before
 from protocol.messages.episodes import Reward
 from protocol.version_line import VersionLine

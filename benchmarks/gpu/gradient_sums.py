@@ -17,9 +17,9 @@ from torch import Tensor
 from benchmarks.gpu.setting import MODELS, GpuSetting, make_model
 from benchmarks.report import Figure
 from learner.settings.learner import LearnerConfig
-from learner.update.deepspeed_zero import accumulation, finish_step
 from learner.update.engine import TrainingEngine
 from learner.update.policy import PolicyModule, load_policy
+from learner.update.ranks import accumulation, finish_step
 
 Gradients = Mapping[str, Tensor]
 

@@ -19,7 +19,7 @@ from learner.intake.trajectories import (
     trajectories_of,
 )
 from learner.intake.waiting_families import WaitingFamilies
-from learner.settings.rewards import RewardConfig
+from learner.settings.advantages import RewardConfig
 from learner.trajectory import RECOMMITTED, Counts, RouteLayers, Trajectory, Unit, newest_version
 from protocol import names
 from protocol.arrays import SegmentArrays

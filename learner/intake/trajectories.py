@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from learner.errors import BrokenTrajectory, OpenStateError
 from learner.rewards import as_given, composed, updates_at
-from learner.settings.rewards import RewardConfig
+from learner.settings.advantages import RewardConfig
 from learner.trajectory import Counts, RouteLayers, Trajectory, newest_version, starts_of
 from protocol import names
 from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN, TOKEN_ARRAYS, Arrays, Experts, SegmentArrays

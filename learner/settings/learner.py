@@ -5,10 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from learner.settings.advantages import judges_groups
+from learner.settings.advantages import RewardConfig, judges_groups
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.families import FamilyConfig
-from learner.settings.rewards import RewardConfig
 from protocol.messages.fields import MAX_NAME, MAX_STOPS
 from protocol.section import Section
 

@@ -12,6 +12,7 @@ from learner.settings.advantages import (
     VALUES,
     ComparedAdvantage,
     RiskAdvantage,
+    WinRate,
     compares_members,
     comparisons_of,
     is_by_turn,
@@ -31,7 +32,6 @@ from learner.settings.families import (
     quoted_answers,
 )
 from learner.settings.learner import RESCUE_RULES, LearnerConfig, ReplayConfig
-from learner.settings.rewards import WinRate
 
 ADAPTERS_LR = 1e-5
 """Learning rate below which adapters hardly learn: ten times the default, which is for full weights."""

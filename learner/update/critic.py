@@ -19,11 +19,11 @@ from learner.algorithms.ratios import LOG_RATIO_LIMIT
 from learner.algorithms.values import value_loss
 from learner.settings.algorithm import CriticConfig
 from learner.trajectory import Trajectory
+from learner.update.adaptive import Forward, on_device
 from learner.update.batch import Batch
 from learner.update.micro_batches import MicroBatch
 from learner.update.policy import decoder_inputs, make_value_head, micro_batch_inputs, without_dropout
 from learner.update.report import TokenRecorder
-from learner.update.scores import Forward, on_device
 
 
 class CriticModule(nn.Module):

@@ -23,7 +23,6 @@ from learner.settings.advantages import RiskAdvantage
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import RouteLayers, Trajectory
 from learner.update import checkpoint, ranks
-from learner.update import deepspeed_zero as zero
 from learner.update.adaptive import first_state, reference_policies
 from learner.update.batch import Batch, make_batch
 from learner.update.checkpoint import ShardReader, parts_to_save, restore_parts, shard_file, write_shard
@@ -105,7 +104,7 @@ class TrainingEngine:
         self.config = config
         self.model = model
         take_gpu(config)
-        self.rank, self.ranks = zero.join_ranks(config)
+        self.rank, self.ranks = ranks.join_ranks(config)
         self._others = ranks.OtherRanks(self.ranks - 1)
         # Invariant: all ranks load the policy, the critic and the frozen policies in this order. Loading draws from
         # torch's random state, and is a collective call at stage 3.
@@ -116,12 +115,12 @@ class TrainingEngine:
         """Floating-point operations for a token; None if the model's configuration does not tell."""
         self._base = frozen_digest(policy.lm)
         log.info("training %s; adapters: %s", self.parameters, self._lora or "none")
-        self.deepspeed = zero.initialise(policy, config, self.ranks)
+        self.deepspeed = ranks.initialise(policy, config, self.ranks)
         """DeepSpeed engine of the policy."""
         fuse_layers(policy.lm, self.deepspeed.device, self._agree)
         policy.find_shortcuts()
         # Invariant: all ranks lay out rows in one way, because they count micro-batches together.
-        policy.sharing = zero.least_over_ranks(policy.sharing, self.ranks)
+        policy.sharing = ranks.least_over_ranks(policy.sharing, self.ranks)
         device = self.deepspeed.device
         self.copies = CopyStream(device) if device.type == "cuda" else None
         """Stream of the copies of published weights; None on a CPU."""
@@ -149,7 +148,7 @@ class TrainingEngine:
             gradient_checkpointing=config.gradient_checkpointing,
             value_head=critic is not None and critic.model == "head",
             lora=config.lora,
-            shards=zero.cut_while_loading(config, self.ranks),
+            shards=ranks.cut_while_loading(config, self.ranks),
         )
 
     def _load_critic(self, model: str) -> Any:
@@ -160,9 +159,9 @@ class TrainingEngine:
             model,
             dtype=DTYPES[config.dtype_used],
             gradient_checkpointing=config.gradient_checkpointing,
-            shards=zero.cut_while_loading(config, self.ranks),
+            shards=ranks.cut_while_loading(config, self.ranks),
         )
-        return zero.initialise(module, config, self.ranks)
+        return ranks.initialise(module, config, self.ranks)
 
     def _make_updater(self, policy: PolicyModule, model: str, *, total_steps: int, seed: int) -> Updater:
         config, algorithm = self.config, self.config.algorithm
@@ -277,7 +276,7 @@ class TrainingEngine:
         Names are Hugging Face's; tied tensors appear once; adapters are merged into their layers. If you take the
         tensors, take all of them before any other call to the engine.
         """
-        shapes = zero.weight_shapes(self.deepspeed)
+        shapes = ranks.weight_shapes(self.deepspeed)
         if self.config.publish_dtype == "bfloat16":
             shapes = rounded_shapes(shapes)
         return OutgoingWeights(shapes, self._gathered(), self.copies)
@@ -343,7 +342,7 @@ class TrainingEngine:
     def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self.config.zero_stage_used == 3:
             self._others.send_gather()
-        yield from zero.gathered_weights(self.deepspeed)
+        yield from ranks.gathered_weights(self.deepspeed)
 
     # --- other ranks ------------------------------------------------------------------------------------
 
@@ -359,7 +358,7 @@ class TrainingEngine:
                 case ranks.RunEstimate():
                     self.updater.estimate(ranks.decode_batch(command, body))
                 case ranks.GatherWeights():
-                    for _ in zero.gathered_weights(self.deepspeed):
+                    for _ in ranks.gathered_weights(self.deepspeed):
                         pass
                 case ranks.SaveCheckpoint(folder=folder, name=name):
                     self._save_share(Path(folder), name, {})
@@ -459,7 +458,7 @@ class TrainingEngine:
 
     def _agree(self, mine: bool) -> bool:
         """Return whether all ranks say true. This is a collective call."""
-        return bool(zero.least_over_ranks(int(mine), self.ranks))
+        return bool(ranks.least_over_ranks(int(mine), self.ranks))
 
     def _free(self) -> None:
         """Free the models."""

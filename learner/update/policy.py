@@ -258,7 +258,7 @@ def load_policy(
 
     Args:
         lora: adapters to train in place of the model's weights; a value head is trained whole. None: all weights are.
-        shards: see `learner.update.deepspeed_zero.cut_while_loading`; None: the model is loaded whole.
+        shards: see `learner.update.ranks.cut_while_loading`; None: the model is loaded whole.
 
     Raises:
         OSError: transformers finds no such model.
@@ -345,7 +345,7 @@ class FrozenPolicy:
 
     @torch.no_grad()
     def replace(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy new weights into the policy: see `learner.update.deepspeed_zero.trained_weights`."""
+        """Copy new weights into the policy: see `learner.update.ranks.trained_weights`."""
         own = dict(self._module.lm.named_parameters()) | dict(self._module.lm.named_buffers())
         for name, tensor in weights:
             own[name].copy_(tensor)

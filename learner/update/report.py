@@ -24,9 +24,9 @@ from learner.settings.algorithm import Centre
 from learner.trajectory import Trajectory
 from learner.update.adaptive import AdaptiveState
 from learner.update.batch import Batch
-from learner.update.deepspeed_zero import OptimizerStep, sum_over_ranks
 from learner.update.micro_batches import MicroBatch, padding_fraction
 from learner.update.objective import Adaptive, Diagnostics
+from learner.update.ranks import OptimizerStep, sum_over_ranks
 from protocol.arrays import Float32s
 
 FloatType = Literal["float32", "bfloat16", "float16"]

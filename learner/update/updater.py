@@ -18,17 +18,22 @@ from learner.settings.learner import LearnerConfig
 from learner.trajectory import RouteLayers
 from learner.update.adaptive import (
     AdaptiveState,
+    Scores,
     adaptive,
     after_optimizer_step,
     after_update,
     algorithm_at,
+    balanced_bounds,
+    chosen_tokens,
+    columns_on_device,
     has_entropy_gradient,
     learning_rates,
+    policy_targets,
+    score_mini_batches,
     state_at,
 )
 from learner.update.batch import Batch
 from learner.update.critic import critic_inputs, critic_loss, estimate_tokens
-from learner.update.deepspeed_zero import accumulation, finish_step, sum_over_ranks, trained_weights
 from learner.update.micro_batches import (
     ON_CPU,
     ON_GPU,
@@ -39,16 +44,9 @@ from learner.update.micro_batches import (
 )
 from learner.update.objective import Adaptive, Objective, make_objective
 from learner.update.policy import FrozenPolicy, Outputs, micro_batch_inputs
+from learner.update.ranks import accumulation, finish_step, sum_over_ranks, trained_weights
 from learner.update.report import TokenRecorder, UpdateOutcome
 from learner.update.routed_experts import ForcedRoutes
-from learner.update.scores import (
-    Scores,
-    balanced_bounds,
-    chosen_tokens,
-    columns_on_device,
-    policy_targets,
-    score_mini_batches,
-)
 from learner.weight_copy import CopyStream
 
 

@@ -9,8 +9,8 @@ import pytest
 from learner.curriculum import Curriculum
 from learner.intake.intake import Intake
 from learner.rewards import call_factor, composed, needed_rewards, overlong_penalty, updates_at, win_rates
+from learner.settings.advantages import RewardConfig
 from learner.settings.learner import LearnerConfig
-from learner.settings.rewards import RewardConfig
 from protocol.codec import decode, encode_delivery
 from protocol.messages.episodes import Deliver, Reward, TurnMark
 from protocol.version_line import VersionLine

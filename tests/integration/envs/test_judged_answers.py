@@ -17,7 +17,7 @@ from envs.tools.episode import rewards_of
 from launch.run_file.load import load
 from learner.advantages import assign_advantages
 from learner.rewards import composed
-from learner.settings.rewards import RewardConfig
+from learner.settings.advantages import RewardConfig
 from tests.trajectories import VOCABULARY, make_turns
 
 pytestmark = pytest.mark.timeout(120)

@@ -13,8 +13,8 @@ from learner.algorithms.advantages import compare
 from learner.errors import CheckpointError
 from learner.settings.algorithm import AlgorithmConfig, ClipSurrogate
 from learner.settings.learner import LearnerConfig, OptimizerConfig
+from learner.update.adaptive import score_mini_batches
 from learner.update.engine import TrainingEngine
-from learner.update.scores import score_mini_batches
 from tests.integration.learner.published import (
     assert_equal_checkpoints,
     assert_weights_close,
@@ -142,7 +142,7 @@ def test_one_update_needs_no_extra_forward_for_the_proximal_policy(start, monkey
     assert shortcut.update(trajectories, current_version=0).applied
 
     assert all(s.logp_proximal is None for s in scores_of(shortcut, trajectories))
-    monkeypatch.setattr("learner.update.scores.needs_scores", lambda *_: True)
+    monkeypatch.setattr("learner.update.adaptive.needs_scores", lambda *_: True)
     assert all(s.logp_proximal is not None for s in scores_of(scored, trajectories))
     assert scored.update(trajectories, current_version=0).applied
     assert digest(shortcut) == digest(scored)

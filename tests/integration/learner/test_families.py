@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from learner.update.deepspeed_zero import gathered_weights, weight_shapes
 from learner.update.policy import load_policy
+from learner.update.ranks import gathered_weights, weight_shapes
 from protocol.weights.format import check_names, replaced_shapes
 
 SIZES = {

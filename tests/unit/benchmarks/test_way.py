@@ -8,8 +8,9 @@ import pytest
 
 from benchmarks import way
 
-MOST_FILES = 50
-"""Files from the broker's socket to the optimizer's step; the goal is 40."""
+MOST_FILES = 48
+"""Files from the broker's socket to the optimizer's step: 47, and one that a message in between may enter. The goal is
+40."""
 MOST_FILES_OF_A_SETTING = 8
 """Files that know a setting on its way."""
 

@@ -18,10 +18,10 @@ from learner.advantages import assign_advantages
 from learner.errors import FormulaError
 from learner.formulas import Reward, Rollouts, hash_of, load_formula
 from learner.rewards import as_given, composed
+from learner.settings.advantages import RewardConfig
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.formulas import OwnReward, OwnSurrogate, own_formulas, with_own_formulas
 from learner.settings.learner import LearnerConfig
-from learner.settings.rewards import RewardConfig
 from learner.update.checkpoint import changed_formulas
 from learner.update.formula_probe import probe_view, problems
 from learner.update.objective import make_surrogate

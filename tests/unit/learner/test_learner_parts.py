@@ -15,8 +15,14 @@ from learner.run_files import let_all_read
 from learner.settings.learner import LearnerConfig, OptimizerConfig
 from learner.update import checkpoint
 from learner.update.adaptive import AdaptiveState, learning_rate
-from learner.update.deepspeed_zero import OptimizerStep, deepspeed_config, initialise
-from learner.update.ranks import RunUpdate, decode_batch, encode_batch
+from learner.update.ranks import (
+    OptimizerStep,
+    RunUpdate,
+    decode_batch,
+    deepspeed_config,
+    encode_batch,
+    initialise,
+)
 from learner.update.report import ROWS, UpdateOutcome, make_report
 from learner.warmstart import _endless_order
 from tests.trajectories import batch_of, make_batch_of_groups, make_trajectory, with_routes

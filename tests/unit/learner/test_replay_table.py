@@ -10,8 +10,8 @@ from learner.errors import ReplayConfigError, ReplayStateError
 from learner.replay.batch import alone, batch_metrics, can_rescue, mix, prompt_key, remember, rescue_group
 from learner.replay.table import Limiter, ReplayTable, make_limiter, make_selector, make_table
 from learner.rewards import as_given, composed
+from learner.settings.advantages import RewardConfig
 from learner.settings.learner import ReplayConfig
-from learner.settings.rewards import RewardConfig
 from learner.trajectory import Unit
 from tests.trajectories import make_group, make_trajectory
 

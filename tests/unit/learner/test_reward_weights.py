@@ -13,8 +13,8 @@ from learner.intake.intake import Intake
 from learner.metrics import Report, rollout_metrics
 from learner.replay.file import decode_item, encode_item
 from learner.rewards import composed
+from learner.settings.advantages import RewardConfig
 from learner.settings.learner import LearnerConfig
-from learner.settings.rewards import RewardConfig
 from learner.trainer import Trainer
 from protocol.codec import decode, encode_arrays, encode_delivery
 from protocol.messages.episodes import Deliver, Reward, Segment, Turn

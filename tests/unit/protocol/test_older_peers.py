@@ -20,8 +20,8 @@ from learner.errors import BrokenTrajectory
 from learner.intake.trajectories import assemble
 from learner.metrics import Report
 from learner.replay.file import decode_item, encode_item
+from learner.settings.advantages import RewardConfig
 from learner.settings.learner import LearnerConfig
-from learner.settings.rewards import RewardConfig
 from learner.trainer import Trainer
 from protocol.codec import MINOR, decode, encode, encode_arrays, unpack_arrays
 from protocol.errors import Malformed

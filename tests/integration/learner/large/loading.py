@@ -3,9 +3,9 @@
 import deepspeed
 import torch
 
-from learner.update.deepspeed_zero import cut_while_loading
 from learner.update.engine import DTYPES
 from learner.update.policy import without_dropout
+from learner.update.ranks import cut_while_loading
 
 
 def loaded(model, config, ranks):

@@ -5,7 +5,7 @@ import torch
 
 from launch.preflight.memory import ModelSize, bucket_bytes
 from learner.settings.learner import LearnerConfig, OptimizerConfig
-from learner.update import deepspeed_zero as zero
+from learner.update import ranks as zero
 from learner.update.engine import TrainingEngine
 from tests.integration.learner.large.gradient_sums import gradient_errors
 from tests.integration.learner.large.loading import loaded

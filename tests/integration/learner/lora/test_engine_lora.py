@@ -13,11 +13,10 @@ from transformers import AutoModelForCausalLM
 from learner.errors import CheckpointError, LoraError
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.learner import LearnerConfig, LoraConfig, OptimizerConfig
-from learner.update import deepspeed_zero
-from learner.update import deepspeed_zero as zero
-from learner.update.deepspeed_zero import trained_weights
+from learner.update import ranks as zero
 from learner.update.engine import TrainingEngine
 from learner.update.lora import published_name
+from learner.update.ranks import trained_weights
 from tests.integration.learner.published import assert_weights_close, resumed, weights_of
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.methods import method
@@ -187,7 +186,7 @@ def test_shards_are_gathered_with_their_adapters(start, monkeypatch):
         return settings
 
     monkeypatch.setattr(zero, "deepspeed_config", all_sharded)
-    monkeypatch.setattr(deepspeed_zero, "GATHER_BYTES", 50_000)
+    monkeypatch.setattr(zero, "GATHER_BYTES", 50_000)
     sharded = start(zero_stage=3)
     for engine in (whole, sharded):
         for _ in range(2):
