@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -92,3 +93,15 @@ def test_a_trial_of_an_environment_leaves_its_breakpoints_out(monkeypatch):
     assert not stopped
     breakpoint()
     assert stopped
+
+
+def test_the_names_of_the_page_on_debugging_exist():
+    """tests/e2e/test_in_process.py runs the blocks; this finds a renamed function within a second."""
+    page = (Path(__file__).parents[3] / "docs" / "extend" / "debugging.md").read_text()
+    code = [line for line in page.splitlines() if line.startswith("from ")]
+    assert len(code) > 6
+    names: dict[str, object] = {}
+    exec("\n".join(code), names)
+    for line in page.splitlines():
+        if line.startswith("tbreak "):
+            eval(line.removeprefix("tbreak "), names)
