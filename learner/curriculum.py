@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from learner.errors import NothingToLearn, Stopped
 from learner.families.family import ChildTask
+from learner.selection import task_index
 from learner.settings.learner import EvaluationConfig, LearnerConfig
 from learner.trajectory import Trajectory
 from protocol import names
@@ -26,7 +27,7 @@ from protocol.messages.episodes import Sampling, Task
 
 @dataclass
 class Curriculum:
-    """Deals out task indices in order and counts the tasks under way.
+    """Deals out groups in order, each with the task that `learner.selection` chooses, and counts the tasks under way.
 
     ``outstanding`` maps a group's id to its tasks, from the time they are dealt out until they are trained or
     dropped. A group is removed as a whole, or member by member if the learner does not train on whole groups. The
@@ -54,6 +55,8 @@ class Curriculum:
     """Number of members of the group ``next_index`` that are already dealt out."""
     lineage: int = -1
     """Epoch that began the lineage; -1: this process's epoch."""
+    seed: int = 0
+    """Seed of the run, for the order of the tasks."""
     _asked: list[Task] = field(default_factory=list)
     """Tasks that families have asked for and that are not put yet."""
 
@@ -116,7 +119,7 @@ class Curriculum:
     def ask(self, family_id: str, stage: int, children: Sequence[ChildTask]) -> None:
         """Make the tasks of a family's next group, which the next `refill` returns.
 
-        They have the sampling, the smallest version and, but for the number of another task, the data of the family's
+        They have the sampling, the smallest version and, but for the task of another group, the data of the family's
         first group.
         """
         first, group_id = self.outstanding[family_id][0], names.stage_id(family_id, stage)
@@ -129,7 +132,7 @@ class Curriculum:
                 member=member,
                 note=child.note,
                 start=child.start,
-                data=first.data if child.index is None else {**first.data, "index": child.index},
+                data=first.data if child.index is None else {**first.data, "index": self._task(child.index)},
             )
             for member, child in enumerate(children)
         ]
@@ -270,7 +273,7 @@ class Curriculum:
                 group_size=size,
                 member=member,
                 env=self.env,
-                data={"index": index, "split": "train"},
+                data={"index": self._task(index), "split": "train"},
                 sampling=self._sampling(temperature=0.0 if member == greedy else temperature),
                 min_policy_version=min_version,
                 deadline_s=self.config.sampling.max_trajectory_s,
@@ -279,6 +282,9 @@ class Curriculum:
         ]
         self.outstanding[group_id] = self.outstanding.get(group_id, []) + tasks
         return tasks
+
+    def _task(self, group: int) -> int:
+        return task_index(self.config.selection, group, self.seed)
 
     def _sampling(self, *, temperature: float, top_p: float = 1.0, train: bool = True) -> Sampling:
         return Sampling(

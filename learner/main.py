@@ -75,7 +75,7 @@ def run_learner(
     progress = _Progress()
     link = _join_from(begin, config, broker, run, progress=progress, keys=keys, connect=connect)
     stop.limit(max_minutes)
-    curriculum = Curriculum(env_name, config, begin.epoch, lineage=begin.lineage)
+    curriculum = Curriculum(env_name, config, begin.epoch, lineage=begin.lineage, seed=seed)
     session = BrokerSession(
         link, curriculum, config, lockstep=lockstep, stop_reason=stop.reason, broker=broker, step=begin.step
     )

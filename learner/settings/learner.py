@@ -8,6 +8,7 @@ from pydantic import Field
 from learner.settings.advantages import RewardConfig, judges_groups
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.families import FamilyConfig
+from learner.settings.selection import SelectionConfig, SequentialSelection
 from protocol.messages.fields import MAX_NAME, MAX_STOPS
 from protocol.section import Section
 
@@ -283,6 +284,7 @@ class LearnerConfig(Section):
     filter, and other groups fill the batch. Groups that a replay rule can rescue are kept. The filter acts only with
     train_on = "groups" and an advantage of kind "group", "leave_one_out" or "token_group", or "compared" if all its
     terms are among the group. With several terms a group is dropped if no term has a difference."""
+    selection: SelectionConfig = SequentialSelection()
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

@@ -6,7 +6,10 @@ from hypothesis import strategies as st
 
 from learner.curriculum import Curriculum
 from learner.settings.learner import LearnerConfig
+from protocol.names import group_index
 from tests.property.effort import EFFORT
+
+SEED, EPOCH = 3, 4
 
 
 def ids(tasks):
@@ -16,14 +19,16 @@ def ids(tasks):
 class World:
     """A curriculum, its checkpoint, and a broker that keeps tasks until a checkpoint covers their commit."""
 
-    def __init__(self, train_on):
+    def __init__(self, train_on, selection):
         values = {"group_size": 3, "batch_trajectories": 6, "max_policy_lag": 1, "train_on": train_on}
-        self.config, self.whole = LearnerConfig(**values), train_on == "groups"
-        self.curriculum = Curriculum("e", self.config, epoch=1)
+        self.config, self.whole = LearnerConfig(**values, selection=selection), train_on == "groups"
+        self.curriculum = Curriculum("e", self.config, epoch=1, seed=SEED)
         self.epoch = 1
         self.known: set[str] = set()
         self.held: dict[str, bool] = {}
         """Map from task id to whether the task is committed."""
+        self.index: dict[int, int] = {}
+        """Map from the number of a group to that of its task."""
         self.dropped: set[str] = set()
         """Tasks that the broker has given up."""
         self.settled: list[str] = []
@@ -42,6 +47,8 @@ class World:
 
     def put(self, tasks):
         for task in tasks:
+            group, index = group_index(task.group_id), task.data["index"]
+            assert self.index.setdefault(group, index) == index, "dealt again with another task"
             if task.task_id not in self.known:
                 self.known.add(task.task_id)
                 self.held[task.task_id] = False
@@ -94,7 +101,7 @@ class World:
         self.epoch += 1
         state, self.settled = self.saved[0], list(self.saved[1])
         self.held = dict.fromkeys(self.held, False)
-        self.curriculum = Curriculum("e", self.config, epoch=self.epoch, lineage=1)
+        self.curriculum = Curriculum("e", self.config, epoch=self.epoch, lineage=1, seed=SEED)
         self.curriculum.restore(state)
         again = self.curriculum.adopt(self.held)
         assert not set(ids(again)) & self.held.keys()
@@ -103,14 +110,16 @@ class World:
         self.put(again)
 
 
+SELECTIONS = {"sequential": {"kind": "sequential"}, "epochs": {"kind": "epochs", "tasks": EPOCH}}
 ACTIONS = ["deal", "train", "train", "train", "give_up", "checkpoint", "crash"]
 
 
+@pytest.mark.parametrize("selection", SELECTIONS)
 @pytest.mark.parametrize("train_on", ["groups", "trajectories", "windows"])
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=100 * EFFORT, deadline=None)
 @given(actions=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 99)), max_size=60))
-def test_each_index_is_settled_once_in_the_line_that_survives(train_on, actions):
-    world = World(train_on)
+def test_each_index_is_settled_once_in_the_line_that_survives(train_on, selection, actions):
+    world = World(train_on, SELECTIONS[selection])
     for action, choice in actions:
         getattr(world, action)(choice)
         assert len(world.settled) == len(set(world.settled))
@@ -121,3 +130,9 @@ def test_each_index_is_settled_once_in_the_line_that_survives(train_on, actions)
     dealt = {f"1g{i // 3}.{i % 3}" for i in range(cursor)}
     assert set(world.settled) <= dealt
     assert dealt - set(world.settled) <= world.dropped
+    for group, index in world.index.items():
+        if selection == "sequential":
+            assert index == group
+    if selection == "epochs" and len(world.index) == cursor // 3:
+        for first in range(0, len(world.index) - EPOCH + 1, EPOCH):
+            assert {world.index[group] for group in range(first, first + EPOCH)} == set(range(EPOCH))
