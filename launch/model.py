@@ -23,20 +23,24 @@ import sys
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, takewhile
 from pathlib import Path
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from actors.play_steps import with_note
 from actors.render import Renderer
 from envs.base import ChatMessage, Suite
 from envs.registry import fingerprint, make_suite
 from launch.errors import ConfigError, LaunchError
-from launch.run_file.sections import ModelSection, RunConfig, TinyModel
+from launch.run_file.sections import ModelSection, RunConfig, TinyModel, WarmStartSection
+from learner.families.lessons import SolvedTask, lessons
+from learner.settings.families import FamilyConfig
 from protocol.files import locked_file
 
 log = logging.getLogger(__name__)
@@ -149,6 +153,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 _WORD = re.compile(r" ?[A-Za-z]{2,}")
+_PLACE = re.compile(r"\{\w+\}")
 
 
 def template_words(questions: Sequence[str]) -> list[str]:
@@ -176,14 +181,21 @@ def common_opening(questions: Sequence[str]) -> str:
     return re.sub(r"[A-Za-z0-9]+$", "", same)
 
 
-def make_tokenizer(questions: Sequence[str]) -> Tokenizer:
+def make_tokenizer(questions: Sequence[str], notes: Sequence[str] = ()) -> Tokenizer:
     """Return a tokenizer whose decoding is plain concatenation, hence lossless on printable ASCII.
 
     A template word counts as one token only where a space or punctuation follows, so that the same letters
     inside a longer word, or as an answer, are spelled out.
+
+    Args:
+        questions: prompts of the environment.
+        notes: further texts, each word of which is a token.
     """
     opening = common_opening(questions)
     words = template_words([question[len(opening) :] for question in questions])
+    words = sorted(
+        {*words, *(word for note in notes for word in template_words([note]))}, key=lambda w: (-len(w), w)
+    )
     characters = ["\n", *(chr(code) for code in range(32, 127))]
     vocabulary: dict[str, int] = {}
     for token in (*SPECIALS, *characters, *([opening] if opening else []), *words):
@@ -293,7 +305,10 @@ def kept_model(config: RunConfig) -> Path | None:
 
 
 def _tiny_folder(config: RunConfig, tiny: TinyModel) -> Path:
-    text = tiny.model_dump_json() + config.env.model_dump_json(exclude={"content"})
+    text = tiny.model_dump_json(exclude={} if tiny.warm_start.lessons else {"warm_start": {"lessons"}})
+    if tiny.warm_start.lessons and (family := config.learner.family) is not None:
+        text += family.model_dump_json(exclude={"deadline_s"})
+    text += config.env.model_dump_json(exclude={"content"})
     text += fingerprint(config.env.name, config.env.params)
     length = config.generator.max_model_len
     key = hashlib.sha256(f"{RECIPE_VERSION} {length} {text}".encode()).hexdigest()[:16]
@@ -305,9 +320,10 @@ def make(config: RunConfig, tiny: TinyModel, folder: Path) -> None:
     from learner.warmstart import make_tiny_model, warm_start
 
     started = time.monotonic()
-    talks = _solutions(config, tiny.warm_start.demonstrations)
+    talks, taught = _solutions(config, tiny.warm_start)
     questions = [m["content"] for talk in talks for m in talk[:-1] if m["role"] in ("user", "system")]
-    save_tokenizer(make_tokenizer(questions), folder, max_length=config.generator.max_model_len)
+    tokenizer = make_tokenizer(questions, words_of_notes(config.learner.family) if taught else ())
+    save_tokenizer(tokenizer, folder, max_length=config.generator.max_model_len)
     make_tiny_model(
         folder,
         [folder / "tokenizer.json", folder / "tokenizer_config.json"],
@@ -326,7 +342,7 @@ def make(config: RunConfig, tiny: TinyModel, folder: Path) -> None:
     held = max(1, int(VALIDATION_SHARE * len(examples)))
     progress = warm_start(
         folder,
-        examples[held:],
+        [*examples[held:], *(example(renderer, talk, unlearnt) for talk, unlearnt in taught)],
         validation=examples[:held],
         stop_at=tiny.warm_start.stop_at,
         steps=tiny.warm_start.steps,
@@ -343,23 +359,100 @@ def make(config: RunConfig, tiny: TinyModel, folder: Path) -> None:
     )
 
 
-def _solutions(config: RunConfig, count: int) -> list[list[ChatMessage]]:
+Taught = tuple[list[ChatMessage], frozenset[int]]
+"""A conversation, and the places of the answers in it that are not to be learnt."""
+
+
+def _solutions(config: RunConfig, settings: WarmStartSection) -> tuple[list[list[ChatMessage]], list[Taught]]:
+    """Return the solutions of the environment, and the lessons of the run's family that are made of them."""
     suite = make_suite(config.env.name, config.env.params)
+
+    async def play() -> list[Taught]:
+        family = config.learner.family
+        try:
+            return await taught_by(family, suite, talks) if settings.lessons and family is not None else []
+        finally:
+            await suite.close()
+
+    talks: dict[int, list[ChatMessage]] = {}
     try:
-        return demonstrations(suite, count)
+        talks = demonstrations(suite, settings.demonstrations)
     finally:
-        asyncio.run(suite.close())
+        taught = asyncio.run(play())
+    return list(talks.values()), taught
 
 
-def demonstrations(suite: Suite, count: int) -> list[list[ChatMessage]]:
-    """Return the solutions of the first ``count`` training tasks, each once.
+async def taught_by(
+    family: FamilyConfig, suite: Suite, talks: Mapping[int, list[ChatMessage]]
+) -> list[Taught]:
+    """Return the lessons of a family as conversations. A mistake is made in the environment, which must go on after it.
+
+    Args:
+        talks: solutions by the numbers of their training tasks.
+    """
+    indices = list(talks)
+    solved = [_solved(talk) for talk in talks.values()]
+    rng = np.random.default_rng(0)
+    taught: list[Taught] = []
+    for lesson in lessons(family, solved, rng):
+        talk = talks[indices[lesson.task]]
+        opening = with_note(talk[: _opening(talk)], lesson.note)
+        if lesson.answer is not None:
+            taught.append(([*opening, {"role": "assistant", "content": lesson.answer}], frozenset()))
+        elif lesson.mistake is None:
+            taught.append(([*opening, *talk[_opening(talk) :]], frozenset()))
+        else:
+            place, wrong = lesson.mistake
+            actions = list(solved[lesson.task].actions)
+            played = await _played(suite, indices[lesson.task], [*actions[:place], wrong, *actions[place:]])
+            if played is not None:
+                before = [n for n, message in enumerate(played) if message["role"] == "assistant"][
+                    : place + 1
+                ]
+                taught.append(([*opening, *played], frozenset(len(opening) + n for n in before)))
+    return taught
+
+
+async def _played(suite: Suite, index: int, actions: Sequence[str]) -> list[ChatMessage] | None:
+    """Return the answers and observations of an episode; None if it ends early, or is not right."""
+    env = suite.episode()
+    await env.reset({"index": index, "split": "train"})
+    played: list[ChatMessage] = []
+    try:
+        for number, action in enumerate(actions, start=1):
+            result = await env.step(action)
+            if result.done != (number == len(actions)):
+                return None
+            played += [{"role": "assistant", "content": action}, *([] if result.done else result.messages())]
+    finally:
+        await env.close()
+    return played if result.correct else None
+
+
+def _solved(talk: Sequence[ChatMessage]) -> SolvedTask:
+    said = talk[_opening(talk) :]
+    return SolvedTask(
+        talk[_opening(talk) - 1]["content"],
+        [message["content"] for message in said if message["role"] == "assistant"],
+        [message["content"] for message in said if message["role"] != "assistant"],
+    )
+
+
+def words_of_notes(family: FamilyConfig | None) -> list[str]:
+    """Return the words around the texts in the notes of a family."""
+    notes = (getattr(family, name, "") for name in ("note", "reflection"))
+    return [_PLACE.sub("", note) for note in notes if note]
+
+
+def demonstrations(suite: Suite, count: int) -> dict[int, list[ChatMessage]]:
+    """Return the solutions of the first ``count`` training tasks by their numbers, each solution once.
 
     A suite may answer one question in many ways, for example with random walks. All of them are kept.
 
     Raises:
         ConfigError: the suite gives no solutions.
     """
-    talks: dict[tuple[str, ...], list[ChatMessage]] = {}
+    talks: dict[tuple[str, ...], tuple[int, list[ChatMessage]]] = {}
     for index in range(count):
         try:
             talk = suite.demonstration(index, "train")
@@ -367,29 +460,34 @@ def demonstrations(suite: Suite, count: int) -> list[list[ChatMessage]]:
             raise ConfigError(
                 f"[model.tiny.warm_start] needs solutions, but: {error}; set model.path"
             ) from None
-        talks[tuple(message["content"] for message in talk)] = talk
-    return list(talks.values())
+        talks[tuple(message["content"] for message in talk)] = index, talk
+    return dict(talks.values())
 
 
-def example(renderer: Renderer, talk: Sequence[ChatMessage]) -> tuple[list[int], list[bool]]:
+def example(
+    renderer: Renderer, talk: Sequence[ChatMessage], unlearnt: Collection[int] = ()
+) -> tuple[list[int], list[bool]]:
     """Return a conversation's token ids, and for each whether the assistant wrote it (end tokens included).
 
     The ids are built as an actor builds a trajectory: the prompt, then actions and observations in turn.
+
+    Args:
+        unlearnt: places of messages of the assistant that are not to be learnt.
     """
     opening = _opening(talk)
     ids = renderer.prompt(talk[:opening])
     learnt = [False] * len(ids)
-    for by_assistant, turn in groupby(talk[opening:], key=lambda message: message["role"] == "assistant"):
+    numbered = enumerate(talk[opening:], start=opening)
+    for by_assistant, turn in groupby(numbered, key=lambda pair: pair[1]["role"] == "assistant"):
         if by_assistant:
-            added = [
-                token
-                for message in turn
-                for token in [*renderer.encode(message["content"]), renderer.eos_ids[0]]
-            ]
+            for place, message in turn:
+                added = [*renderer.encode(message["content"]), renderer.eos_ids[0]]
+                ids += added
+                learnt += [place not in unlearnt] * len(added)
         else:
-            added = renderer.observation(list(turn), ids)
-        ids += added
-        learnt += [by_assistant] * len(added)
+            added = renderer.observation([message for _, message in turn], ids)
+            ids += added
+            learnt += [False] * len(added)
     return ids, learnt
 
 

@@ -157,6 +157,43 @@ FAMILY = table(
             'share of the batch\'s refined episodes that beat both groups; only with `kind = "refine"`',
         ),
         Gauge(
+            "family/readable_share",
+            "share",
+            'share of the judgements since the last step that can be read; only with `kind = "judge"`',
+        ),
+        Gauge(
+            "family/improved_share",
+            "share",
+            "share of the answers since the last step that are better than the draft they read; only with "
+            '`kind = "draft"`',
+        ),
+        Gauge(
+            "family/hinted_right_share",
+            "share",
+            'share of the answers behind a hint since the last step that are right; only with `kind = "hint"`',
+        ),
+        Gauge(
+            "family/guided_right_share",
+            "share",
+            'share of the answers behind examples since the last step that are right; only with `kind = "guided"`',
+        ),
+        Gauge(
+            "family/branched_share",
+            "share",
+            "share of the later episodes since the last step that begin in the middle of another; only with "
+            '`kind = "branch"`',
+        ),
+        Gauge(
+            "family/retried_right_share",
+            "share",
+            'share of the retries since the last step that are right; only with `kind = "retry"`',
+        ),
+        Gauge(
+            "family/named_share",
+            "share",
+            'share of the reflections since the last step that name a step to keep; only with `begin = "named"`',
+        ),
+        Gauge(
             "family/masked_share",
             "share",
             "share of the batch's action tokens that are older than the lag bound, so that they carry no gradient",

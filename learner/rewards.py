@@ -430,7 +430,7 @@ def needed_rewards(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
         yield "learner.reward.wrong.reward", reward.wrong.reward
     if reward.group is not None and reward.group.reward != "return":
         yield "learner.reward.group.reward", reward.group.reward
-    if learner.replay is not None and learner.replay.outcome != "return":
+    if learner.replay is not None and learner.replay.outcome not in ("correct", "return"):
         yield "learner.replay.outcome", learner.replay.outcome
     if isinstance(learner.family, HintFamily | RetryFamily | GuidedFamily) and learner.family.reward:
         yield "learner.family.reward", learner.family.reward

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from learner.algorithms.replay import self_imitation_weight
 from learner.errors import Diverged
+from learner.idle_parts import IdleParts, named_parts
 from learner.intake.intake import Intake
 from learner.metrics import Report, return_histograms, rollout_metrics
 from learner.process import SharedGpu
@@ -126,6 +127,8 @@ class Trainer:
     """True if this process has compared the names in the settings with what episodes have."""
     sampler_limit: float = math.inf
     """Largest mean difference between the log-probabilities of generators and learner, in nats."""
+    idle_parts: IdleParts | None = None
+    """Counts the steps in which the part that the method is named for did nothing; made at the first step."""
     routes_checked: bool = False
     """True once this process has looked how many tokens of a batch have experts of their generators."""
 
@@ -314,6 +317,7 @@ class Trainer:
         self.report.write_failures(self.step, intake.signal.failures)
         self.note_unknown_weights(arrived)
         self.note_missing_routes(report)
+        self.note_idle_parts(scalars)
         if self.samples is not None:
             self.samples.step(self.step, updated, trained, arrived, report.advantages)
 
@@ -331,6 +335,14 @@ class Trainer:
             return
         self.names_checked = True
         for text in never_given(self.config, arrived):
+            log.warning("%s", text)
+            self.report.note(self.step, text)
+
+    def note_idle_parts(self, scalars: Mapping[str, float]) -> None:
+        """Warn once the part that the method is named for has done nothing for many steps."""
+        if self.idle_parts is None:
+            self.idle_parts = IdleParts(named_parts(self.config))
+        for text in self.idle_parts.look(scalars):
             log.warning("%s", text)
             self.report.note(self.step, text)
 

@@ -4,7 +4,8 @@ Tasks are begun and one is answered before any role starts.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,8 +20,9 @@ from envs.user_code import in_one_line, nearest
 from launch.errors import ConfigError
 from launch.run_file.sections import RunConfig
 from learner.rewards import needed_marks, needed_rewards
-from learner.settings.families import HintFamily, quoted_answers
-from learner.settings.learner import LearnerConfig
+from learner.selection import repeated_share, task_index
+from learner.settings.families import HintFamily, JudgeFamily, RetryFamily, quoted_answers
+from learner.settings.learner import RESCUE_RULES, LearnerConfig
 
 _QUESTION: ChatMessage = {"role": "user", "content": "Question"}
 
@@ -160,6 +162,31 @@ class Trial:
         if failed:
             await self._answer_anew(task, data, failed)
         return Prompt(split, index, tokens) if self._renderer is not None else None
+
+    async def first_prompts(self, indices: Iterable[int], *, seconds: float) -> list[str]:
+        """Return the texts of the first prompts of training tasks, of as many as can be begun in a time.
+
+        Args:
+            indices: numbers of the tasks, in the order in which they are dealt; a number may come again.
+        """
+        texts: dict[int, str] = {}
+        prompts: list[str] = []
+        end = time.monotonic() + seconds
+        for index in indices:
+            if index not in texts:
+                if time.monotonic() > end:
+                    break
+                task = f"train task {index}"
+                env = await self._ask(self._suite.episode, what=f"episode of {task}", on_loop=True)
+                try:
+                    messages = await self._ask(
+                        env.reset, {"index": index, "split": "train"}, what=f"reset of {task}"
+                    )
+                finally:
+                    await self._ask(env.close, what=f"close of {task}")
+                texts[index] = repr(messages)
+            prompts.append(texts[index])
+        return prompts
 
     def _count_tokens(self, messages: list[ChatMessage], tools: Sequence[ToolSchema], task: str) -> int:
         """Return the tokens of a first prompt, with the tools in it; 0 without a renderer."""
@@ -403,6 +430,49 @@ def cut_answers(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[str]:
             f"{sampling.max_turn_tokens}; learner.sampling.{sampling.context_setting} = "
             f"{longest.tokens + sampling.max_turn_tokens} would avoid that"
         )
+
+
+LEAST_REPEATED = 0.05
+"""Share of groups whose prompts come again below which a rescue rule does practically nothing."""
+MOST_GROUPS = 4_000
+"""Most groups whose prompts are looked at."""
+PROMPTS_S = 3.0
+"""Longest time in which tasks are begun to compare their prompts."""
+
+
+async def seldom_repeated(config: RunConfig, trial: Trial) -> list[str]:
+    """Return a remark if prompts seldom come again while a success is kept, which a rescue rule needs."""
+    learner = config.learner
+    replay = learner.replay
+    if replay is None or replay.rule not in RESCUE_RULES:
+        return []
+    kept = (replay.max_policy_lag + 1) * learner.publish_every * learner.units_per_batch
+    groups = min(MOST_GROUPS, learner.steps * learner.units_per_batch)
+    indices = (task_index(learner.selection, group, config.run.seed) for group in range(groups))
+    prompts = await trial.first_prompts(indices, seconds=PROMPTS_S)
+    share = repeated_share(prompts, kept)
+    if len(prompts) < 2 or share >= LEAST_REPEATED:
+        return []
+    return [
+        f'learner.replay.rule is "{replay.rule}", which rescues a group by a success of the same prompt, but prompts '
+        f"come again in {share:.1%} of the first {len(prompts)} groups within the replay's age "
+        f"(learner.replay.max_policy_lag = {replay.max_policy_lag}: {kept} groups); deal a list of tasks again and "
+        'again with learner.selection.kind = "epochs" and learner.selection.tasks'
+    ]
+
+
+def unread_notes(config: RunConfig) -> list[str]:
+    """Return a remark if a tiny model is to write what it was never shown: a judgement or a reflection."""
+    family, tiny = config.learner.family, config.model.tiny
+    if config.model.path or tiny is None or tiny.warm_start.lessons:
+        return []
+    if isinstance(family, JudgeFamily) or (isinstance(family, RetryFamily) and family.reflection):
+        what = "judgement" if isinstance(family, JudgeFamily) else "reflection"
+        return [
+            f'learner.family.kind is "{family.kind}", but the tiny model knows nothing except its task, so no {what} '
+            "can be read; set model.tiny.warm_start.lessons = true, or take a language model"
+        ]
+    return []
 
 
 _PLACE = re.compile(r"\{\w+\}")

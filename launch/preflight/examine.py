@@ -33,9 +33,11 @@ from launch.preflight.environment import (
     no_room,
     no_room_for_notes,
     rewards_not_seen,
+    seldom_repeated,
     sets_without_tasks,
     shared_ports,
     unknown_rewards,
+    unread_notes,
 )
 from launch.preflight.hardware import decided, requests_at_once
 from launch.preflight.memory import (
@@ -405,6 +407,8 @@ async def _try_environment(
             if split == "train" or index < evaluated:
                 prompt = await trial.begin(split, index)
                 prompts.append(prompt and replace(prompt, place=place))
+        remarks = [] if facts.own_prompts else await seldom_repeated(config, trial)
     finally:
         await trial.close()
-    return facts, [prompt for prompt in prompts if prompt is not None], trial.remarks, trial.reward_names
+    remarks = [*trial.remarks, *remarks, *unread_notes(config)]
+    return facts, [prompt for prompt in prompts if prompt is not None], remarks, trial.reward_names

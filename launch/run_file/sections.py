@@ -49,6 +49,9 @@ class WarmStartSection(Section):
     """Optimizer steps over which the learning rate rises to `lr`."""
     demonstrations: int = Field(2000, ge=1)
     """Number of training tasks whose solutions are used."""
+    lessons: bool = False
+    """Show also how the tasks of `learner.family` are answered: what a judgement or a reflection looks like, and a
+    solution behind a note or behind a mistake. A tiny model has never read a note."""
 
 
 class TinyModel(Section):

@@ -106,7 +106,7 @@ def next_judgements(
     room = (MAX_TEXT - len(config.note)) // len(answers) - len(f"({len(answers)}) \n")
     texts = [answer_of(t, decode).strip()[:room] for t in answers]
     return [
-        ChildTask(config.note.replace(ANSWERS, _listed(texts, order_of(family, k, len(answers)))))
+        ChildTask(config.note.replace(ANSWERS, listed([texts[i] for i in order_of(family, k, len(answers))])))
         for k in range(group_size - config.answers)
     ]
 
@@ -152,6 +152,13 @@ def judgement_metrics(trained: Sequence[Trajectory]) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
+def readable(config: JudgeFamily, family: TaskFamily, decode: AnswerText) -> list[float]:
+    """Return 1 for each judgement of a family that can be read, else 0."""
+    answers = len(family.stages[0].members)
+    judgements = [t for stage in family.stages[1:] for t in stage.members]
+    return [float(scores_in(answer_of(t, decode), answers, config.highest) is not None) for t in judgements]
+
+
 def _scores(
     config: JudgeFamily, family: TaskFamily, judgement: Trajectory, answers: int, decode: AnswerText
 ) -> list[float] | None:
@@ -165,8 +172,9 @@ def _scores(
     return scores
 
 
-def _listed(texts: Sequence[str], order: Sequence[int]) -> str:
-    return "\n".join(f"({place}) {texts[answer]}" for place, answer in enumerate(order, start=1))
+def listed(texts: Sequence[str]) -> str:
+    """Return texts with their numbers, each on a line of its own."""
+    return "\n".join(f"({place}) {text}" for place, text in enumerate(texts, start=1))
 
 
 def _with(t: Trajectory, rewards: list[Reward]) -> Trajectory:

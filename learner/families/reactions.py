@@ -7,11 +7,19 @@ from typing import assert_never
 import numpy as np
 
 from learner.errors import CannotRetrain
-from learner.families.branching import next_branches, next_retries, settle_branches, settle_retries
+from learner.families.branching import (
+    kept_steps,
+    next_branches,
+    next_retries,
+    settle_branches,
+    settle_retries,
+)
 from learner.families.family import ChildTask, FamilyStage, Settled, TaskFamily
-from learner.families.judging import next_judgements, settle_judgements
+from learner.families.judging import next_judgements, readable, settle_judgements
 from learner.families.notes import (
     AnswerText,
+    first_answer,
+    is_solved,
     next_after_drafts,
     next_guided,
     next_hint,
@@ -31,7 +39,7 @@ from learner.settings.families import (
     RefineFamily,
     RetryFamily,
 )
-from learner.trajectory import Unit
+from learner.trajectory import Trajectory, Unit
 from protocol import names
 from protocol.messages.episodes import Task
 
@@ -109,6 +117,65 @@ def settle(config: FamilyConfig, family: TaskFamily, decode: AnswerText | None =
             return settle_guided(config, family)
         case _:
             assert_never(config)
+
+
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "hint": ("family/hinted_right_share",),
+    "draft": ("family/improved_share",),
+    "judge": ("family/readable_share",),
+    "refine": ("family/refined_share",),
+    "branch": ("family/branched_share",),
+    "retry": ("family/retried_right_share",),
+    "guided": ("family/guided_right_share",),
+}
+"""Metrics of the part that a kind of family is named for, which is idle while they are 0."""
+NAMED = "family/named_share"
+"""The same for retries that begin where a reflection says."""
+
+
+def parts_of(config: FamilyConfig) -> tuple[str, ...]:
+    """Return the metrics that are above 0 if the part acts that the family is named for.
+
+    Example:
+        >>> parts_of(JudgeFamily())
+        ('family/readable_share',)
+    """
+    named = isinstance(config, RetryFamily) and config.begin == "named"
+    return (*PARTS[config.kind], *((NAMED,) if named else ()))
+
+
+def acts_of(config: FamilyConfig, family: TaskFamily, decode: AnswerText) -> dict[str, list[float]]:
+    """Return for each metric of `parts_of` 1 or 0 for every member that could show it; see `learner.gauges`.
+
+    The share of refined episodes is not here, because it is of the trained batch.
+    """
+    first, *later = family.stages
+    members = [t for stage in later for t in stage.members]
+    match config:
+        case HintFamily() | GuidedFamily():
+            last = members if isinstance(config, HintFamily) else _of_stage(family, config.stages)
+            values = [float(is_solved(config, t)) for t in last]
+        case DraftFamily():
+            best = max((t.return_ for t in first.members), default=0.0)
+            values = [float(t.return_ > best) for t in members]
+        case JudgeFamily():
+            values = readable(config, family, decode)
+        case BranchFamily():
+            values = [float(bool(t.parent)) for t in members]
+        case RetryFamily():
+            values = [float(is_solved(config, t)) for t in _of_stage(family, config.stages)]
+            if config.begin == "named":
+                named = [float(kept_steps(first_answer(t, decode)) > 0) for t in _of_stage(family, 1)]
+                return {PARTS[config.kind][0]: values, NAMED: named}
+        case RefineFamily():
+            return {}
+        case _:
+            assert_never(config)
+    return {PARTS[config.kind][0]: values}
+
+
+def _of_stage(family: TaskFamily, number: int) -> list[Trajectory]:
+    return [t for stage in family.stages if stage.number == number for t in stage.members]
 
 
 def joined(

@@ -13,7 +13,7 @@ from learner.errors import ModelUnusable
 from learner.families.family import ChildTask, FamilyStage, TaskFamily
 from learner.families.judging import judgement_metrics
 from learner.families.notes import AnswerText, refined_metrics
-from learner.families.reactions import Surroundings, react, settle
+from learner.families.reactions import Surroundings, acts_of, react, settle
 from learner.settings.families import FamilyConfig, HintFamily, JudgeFamily, RefineFamily
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import Trajectory, Unit, UnitPart
@@ -68,6 +68,8 @@ class WaitingFamilies:
     """True once it was said that the environment gives no hints."""
     _groups: list[int] = field(default_factory=list)
     """Groups of each family that was settled since the last `metrics`."""
+    _acts: dict[str, list[float]] = field(default_factory=dict)
+    """What these families show of their parts; see `learner.families.reactions.acts_of`."""
 
     def __len__(self) -> int:
         """Return the number of families that wait for a group."""
@@ -152,7 +154,9 @@ class WaitingFamilies:
             int((t.action_mask & (version - t.policy_version > max_policy_lag)).sum()) for t in trained
         )
         groups, self._groups = self._groups, []
+        acts, self._acts = self._acts, {}
         mean = {"family/stages": float(np.mean(groups))} if groups else {}
+        mean |= {name: float(np.mean(values)) for name, values in acts.items() if values}
         return (
             mean
             | (judgement_metrics(trained) if isinstance(self.config, JudgeFamily) else {})
@@ -203,6 +207,8 @@ class WaitingFamilies:
         del self._waiting[family.family_id]
         self._settled.add(family.family_id)
         self._groups.append(len(family.stages))
+        for name, values in acts_of(self.config, family, self.decode).items():
+            self._acts.setdefault(name, []).extend(values)
         unit = settle(self.config, family, self.decode).unit(family)
         # Groups that nobody asked for: the learner before this one decided otherwise.
         strays = [UnitPart(s.unit_id, [], {LATE: s.members}) for s in waiting.early.values() if s.unit_id]

@@ -116,7 +116,13 @@ def rescue_group(
 
 def outcome_of(config: ReplayConfig, t: Trajectory) -> float:
     """Return the value by which a rescue rule judges a trajectory."""
-    return t.return_ if config.outcome == "return" else t.reward_by_name.get(config.outcome, 0.0)
+    match config.outcome:
+        case "correct":
+            return t.return_ if t.correct is None else float(t.correct)
+        case "return":
+            return t.return_
+        case name:
+            return t.reward_by_name.get(name, 0.0)
 
 
 def can_rescue(table: ReplayTable[Any], group: Sequence[Trajectory]) -> bool:

@@ -65,7 +65,7 @@ def restored(row: StoredEntry) -> ReplayEntry[Any]:
 
 
 SUCCESS_RETURN = {"success": 0.1, "per_prompt": 0.5}
-"""Return above which a trajectory is a success; from ARPO (arXiv:2505.16282) and RAPO (arXiv:2509.24107)."""
+"""Outcome above which a trajectory is a success; from ARPO (arXiv:2505.16282) and RAPO (arXiv:2509.24107)."""
 
 
 class Columns(NamedTuple):

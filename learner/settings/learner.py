@@ -220,10 +220,11 @@ class ReplayConfig(Section):
     temperature: float = Field(0.1, gt=0)
     """Rule "difficulty": an item with success rate p has the weight
     exp(-|p - target_success| / temperature). Above 0."""
-    outcome: str = Field("return", min_length=1)
+    outcome: str = Field("correct", min_length=1)
     """Rules "success" and "per_prompt": value of a trajectory that decides whether it is a success and whether its
-    group failed. "return": the return; any other word is the name of a reward, as the environment gave it, without
-    weights."""
+    group failed. "correct": 1 if the environment says that the answer is right (`StepResult.correct`), 0 if it says
+    that it is not, and the return if it says nothing. "return": the return, which partial credit raises for wrong
+    answers, too. Any other word is the name of a reward, as the environment gave it, without weights."""
     per_prompt_capacity: int = Field(8, ge=1)
     """Rule "success": most trajectories kept of one prompt; the newest stay. At least 1."""
     warmup_steps: int = Field(0, ge=0)
@@ -234,12 +235,14 @@ class ReplayConfig(Section):
     with calls of tools). Absent: all."""
     fire_at: int = Field(0, ge=0)
     """Rule "advantage": number of items that may be drawn at which all of them are replayed at once, and the table is
-    emptied, as SPEAR does. At most `capacity_groups`; `share` has no effect then. 0: items are drawn by `share`."""
+    emptied, as SPEAR does. At most `capacity_groups`; `share` has no effect then. 0: items are drawn by `share`. The
+    items are trained in the pass of the fresh ones and count in its mean over tokens, also while their weight is
+    near 0: where they are 41 % of a batch's tokens, the fresh part of that step is 0.59 of what it is without them."""
     stop_at_step: int = Field(0, ge=0)
     """Learner step from which on nothing is replayed. 0: replay never ends."""
 
     def contradictions(self, field: str) -> Iterator[str]:
-        if self.outcome != "return" and self.rule not in RESCUE_RULES:
+        if self.outcome != "correct" and self.rule not in RESCUE_RULES:
             yield (
                 f'{field}.outcome is "{self.outcome}" but {field}.rule is "{self.rule}", which asks for none; take it '
                 f"out, or use one of {', '.join(RESCUE_RULES)}"
@@ -283,7 +286,8 @@ class LearnerConfig(Section):
     """Drop groups in which every advantage is zero, because all returns are equal. They count as dropped by a
     filter, and other groups fill the batch. Groups that a replay rule can rescue are kept. The filter acts only with
     train_on = "groups" and an advantage of kind "group", "leave_one_out" or "token_group", or "compared" if all its
-    terms are among the group. With several terms a group is dropped if no term has a difference."""
+    terms are among the group. With several terms a group is dropped if no term has a difference. With `amplify` a
+    perfect return has the advantage 1 also where all members have it, so such groups are never dropped (R3L)."""
     selection: SelectionConfig = SequentialSelection()
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()

@@ -23,7 +23,7 @@ from learner.algorithms.replay import (
     success_logits,
     uniform_logits,
 )
-from learner.replay.batch import can_rescue, remember, rescue
+from learner.replay.batch import can_rescue, remember, rescue, rescue_group
 from learner.replay.table import make_table
 from learner.settings.learner import ReplayConfig
 from learner.trajectory import Unit
@@ -237,3 +237,26 @@ def test_only_a_failed_group_with_a_success_of_its_prompt_can_be_rescued():
     assert not can_rescue(table, [success, *failed[1:]])
     assert not can_rescue(table, [make_trajectory("another prompt")] * 2)
     assert not can_rescue(make_table(ReplayConfig(rule="uniform", max_policy_lag=9)), failed)
+
+
+@pytest.mark.parametrize("rule", ["success", "per_prompt"])
+def test_partial_credit_makes_no_success_where_the_environment_says_what_is_right(rule):
+    """With a threshold of the return, 83 % of what a run stored was wrong."""
+    table = make_table(ReplayConfig(rule=rule, max_policy_lag=9))
+    wrong = [make_trajectory(f"w{n}", reward=0.6, correct=False) for n in range(2)]
+    remember(table, [Unit("u", "g", wrong)], step=0)
+    assert len(table) == 0
+    right = replace(wrong[0], trajectory_id="r", correct=True)
+    remember(table, [Unit("v", "g", [right])], step=0)
+    assert [entry.item for entry in table.entries.values()] == [right]
+
+
+def test_a_group_in_which_nobody_is_right_has_failed_whatever_partial_credit_it_got():
+    table = make_table(ReplayConfig(rule="success", max_policy_lag=9))
+    wrong = [make_trajectory("s", reward=reward, correct=False) for reward in (0.9, 0.1)]
+    remember(table, [Unit("u", "g", [replace(wrong[0], correct=True)])], step=0)
+    members = rescue_group(table, wrong, step=1, version=1, rng=np.random.default_rng(0))
+    assert [t.replayed for t in members].count(True) == 1
+    by_return = make_table(ReplayConfig(rule="success", max_policy_lag=9, outcome="return"))
+    remember(by_return, [Unit("u", "g", [wrong[0]])], step=0)
+    assert rescue_group(by_return, wrong, step=1, version=1, rng=np.random.default_rng(0)) == wrong

@@ -96,7 +96,7 @@ def test_a_question_is_its_messages_before_the_first_answer():
                 {"role": "assistant", "content": "42"},
             ]
 
-    talks = demonstrations(Tools(), 3)
+    talks = list(demonstrations(Tools(), 3).values())
     assert [talk[1]["content"] for talk in talks] == ["question 0", "question 1"]
 
 
@@ -108,7 +108,7 @@ def test_two_answers_to_one_question_are_two_demonstrations():
             answer = {"role": "assistant", "content": "lr"[index % 2]}
             return [{"role": "user", "content": "A"}, answer, {"role": "user", "content": "B"}, answer]
 
-    assert [talk[1]["content"] for talk in demonstrations(Walks(), 4)] == ["l", "r"]
+    assert [talk[1]["content"] for talk in demonstrations(Walks(), 4).values()] == ["l", "r"]
 
 
 def test_a_suite_without_solutions_and_an_unknown_model_are_refused():

@@ -10,6 +10,7 @@ import pytest
 from launch.cli import main
 from launch.errors import ConfigError
 from launch.model import make_tokenizer, save_tokenizer
+from launch.preflight.environment import unread_notes
 from launch.preflight.examine import preflight
 from launch.preflight.memory import Gpu
 from launch.run_file.load import check
@@ -102,6 +103,47 @@ def test_a_model_without_a_chat_template_is_refused(run, model):
     settings.pop("chat_template", None)
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
     assert "no chat template; put one into chat_template.jinja" in refusal(config)
+
+
+NUMBERED = "f'What is {data[\"index\"]} + 1?'"
+RESCUE = {"replay": {"rule": "success", "max_policy_lag": 2}, "steps": 20, "batch_trajectories": 32}
+
+
+def test_a_rescue_rule_on_tasks_that_do_not_come_again_is_told_with_their_share(run):
+    (remark,) = preflight(run(prompt=NUMBERED, learner=RESCUE))
+    assert remark.startswith(
+        'learner.replay.rule is "success", which rescues a group by a success of the same prompt, but prompts come '
+        "again in 0.0% of the first 80 groups within the replay's age (learner.replay.max_policy_lag = 2: 12 groups)"
+    )
+    assert "learner.selection" in remark
+
+
+def test_a_list_of_tasks_that_comes_again_in_time_needs_no_remark(run):
+    epochs = {"selection": {"kind": "epochs", "tasks": 4}}
+    assert preflight(run(prompt=NUMBERED, learner=RESCUE | epochs)) == []
+    assert preflight(run(learner=RESCUE)) == [], "all tasks are one"
+
+
+def test_a_list_that_is_too_long_for_the_age_of_a_success_is_told(run):
+    epochs = {"selection": {"kind": "epochs", "tasks": 80}}
+    (remark,) = preflight(run(prompt=NUMBERED, learner=RESCUE | epochs))
+    assert "of the first 80 groups" in remark
+
+
+@pytest.mark.parametrize(
+    ("family", "what"),
+    [
+        ({"kind": "judge"}, "judgement"),
+        ({"kind": "retry", "reflection": "Wrong: {attempt}", "note": "{reflection}"}, "reflection"),
+    ],
+)
+def test_a_tiny_model_that_was_shown_no_lesson_is_told_of(run, family, what):
+    config = run(learner={"family": family})
+    tiny = run(model={"tiny": {}}, learner={"family": family})
+    taught = run(model={"tiny": {"warm_start": {"lessons": True}}}, learner={"family": family})
+    assert unread_notes(config) == unread_notes(taught) == []
+    (remark,) = unread_notes(tiny)
+    assert f"no {what} can be read; set model.tiny.warm_start.lessons = true" in remark
 
 
 @pytest.mark.parametrize("path", ["nowhere", "./no/such/folder", "/no/folder"])

@@ -1,4 +1,4 @@
-"""A list of tasks is dealt again and again, each epoch in an order of its own; without one, tasks are dealt in order."""
+"""A list of tasks is dealt again and again, each epoch in an order of its own."""
 
 import pytest
 from pydantic import ValidationError

@@ -245,7 +245,7 @@ def test_metrics_tell_how_many_groups_and_how_old_tokens_are():
     trained = [t for unit in intake.take_batch(2) for t in unit.trajectories]
     assert intake.families.metrics(trained, version=5, max_policy_lag=2) == {
         "family/stages": 1.5, "family/waiting": 0.0, "family/children": 2.0, "family/masked_share": 0.5,
-        "family/deadlines": 0.0, "family/diverged_prefixes": 0.0,
+        "family/deadlines": 0.0, "family/diverged_prefixes": 0.0, "family/hinted_right_share": 0.5,
     }  # fmt: skip
     assert "family/stages" not in intake.families.metrics([], version=5, max_policy_lag=2)
 
