@@ -1,4 +1,4 @@
-"""The shipped jobs whose second group reads the first one run through all roles."""
+"""The shipped jobs of families and of replay run through all roles, and do what they are named for."""
 
 import pytest
 
@@ -29,6 +29,9 @@ def test_one_model_answers_and_judges(offbeat):
     assert {0, 1} in trained_stages(run.folder), "answers and judgements are trained"
     assert all(-1 <= step["family/agreement"] <= 1 for step in run.steps if "family/agreement" in step)
     assert any("family/agreement" in step for step in run.steps)
+    shares = [step["family/readable_share"] for step in run.steps if "family/readable_share" in step]
+    assert sum(shares) / len(shares) > 0.5
+    assert any(step["family/agreement"] > -1 for step in run.steps if "family/agreement" in step)
 
 
 def test_answers_have_room_behind_a_draft(offbeat):
@@ -45,3 +48,34 @@ def test_episodes_are_refined_by_what_really_followed(offbeat):
     assert {0, 1} in trained_stages(run.folder), "plain and refined episodes are trained"
     assert run.steps[-1]["family/children"] > 0
     assert any("family/refined_share" in step for step in run.steps)
+
+
+ACTS = {
+    "methods/families/agent-r": "family/retried_right_share",
+    "methods/families/arpo-branch": "family/branched_share",
+    "methods/families/dyna-mind": "family/refined_share",
+    "methods/families/ghpo": "family/hinted_right_share",
+    "methods/families/igrpo": "family/improved_share",
+    "methods/families/r3l": "family/named_share",
+    "methods/families/scaf-grpo": "family/hinted_right_share",
+    "methods/families/xrpo-seeding": "family/guided_right_share",
+    "methods/credit/arpo-gui": "replay/share",
+    "methods/objectives/rapo": "replay/share",
+    "methods/objectives/spear": "replay/share",
+}
+"""Recipes, each with the metric that is above 0 in a step in which its named part acts."""
+
+
+@pytest.mark.parametrize("recipe", ACTS)
+def test_the_named_part_acts_on_the_job_that_shows_it(offbeat, recipe):
+    settings = [*SETTINGS, "learner.steps=24", "run.max_minutes=8"]
+    # Hints of scaf-grpo begin after a warm-up of groups.
+    warm = ["learner.family.warmup_groups=0"] if recipe.endswith("scaf-grpo") else []
+    run = offbeat(recipe, *settings, *warm, timeout_s=800)
+    values = [step.get(ACTS[recipe], 0.0) for step in run.steps]
+    assert sum(value > 0 for value in values) >= len(values) / 20, values
+
+
+def test_some_retries_behind_a_reflection_are_right(offbeat):
+    run = offbeat("methods/families/r3l", *SETTINGS, "learner.steps=16", timeout_s=800)
+    assert any(step.get("family/retried_right_share", 0.0) > 0 for step in run.steps)
