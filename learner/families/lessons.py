@@ -31,6 +31,9 @@ from learner.settings.families import (
     RetryFamily,
 )
 
+EVERY = 3
+"""One of so many solved tasks makes lessons: a form is learnt from fewer examples than the task, and notes are long."""
+
 
 @dataclass(frozen=True)
 class SolvedTask:
@@ -58,9 +61,9 @@ class Lesson:
 
 
 def lessons(family: FamilyConfig, tasks: Sequence[SolvedTask], rng: np.random.Generator) -> list[Lesson]:
-    """Return the lessons of a family, in the order of the tasks; none for a family without notes."""
+    """Return the lessons of a family for every third task, in order; none for a family without notes."""
     made: list[Lesson] = []
-    for number in range(len(tasks)):
+    for number in range(0, len(tasks), EVERY):
         made += _of_task(family, number, tasks, rng)
     return made
 

@@ -7,7 +7,7 @@ import pytest
 
 from learner.families.branching import kept_steps
 from learner.families.judging import scores_in
-from learner.families.lessons import SolvedTask, attempt_of, lessons, spoiled
+from learner.families.lessons import EVERY, SolvedTask, attempt_of, lessons, spoiled
 from learner.families.notes import transcript
 from learner.settings.families import (
     BranchFamily,
@@ -31,6 +31,11 @@ REFLECT = RetryFamily(
 )
 
 
+def thrice(tasks):
+    """Return each task so often that each makes lessons."""
+    return [task for task in tasks for _ in range(EVERY)]
+
+
 def taught(family, tasks, seed=0):
     return lessons(family, tasks, np.random.default_rng(seed))
 
@@ -38,7 +43,7 @@ def taught(family, tasks, seed=0):
 @pytest.mark.parametrize("seed", range(20))
 def test_every_judgement_that_is_shown_can_be_read_and_knows_the_right_answers(seed):
     family = JudgeFamily(answers=4, highest=10)
-    for lesson, task in zip(taught(family, WORDS, seed), WORDS, strict=True):
+    for lesson, task in zip(taught(family, thrice(WORDS), seed), WORDS, strict=True):
         scores = scores_in(lesson.answer, 4, 10)
         answers = re.findall(r"^\(\d\) (.*)$", lesson.note, re.MULTILINE)
         assert [score == 10 for score in scores] == [answer == task.actions[0] for answer in answers]
@@ -54,7 +59,7 @@ def test_a_reflection_keeps_the_steps_before_the_last_one(seed):
 
 
 def test_a_mistake_comes_before_the_action_in_whose_place_it_was_made():
-    for lesson in taught(RetryFamily(begin="parting", note=""), SUMS):
+    for lesson in taught(RetryFamily(begin="parting", note=""), thrice(SUMS)):
         place, wrong = lesson.mistake
         assert 0 <= place < 3
         assert wrong in {action for task in SUMS for action in task.actions}
@@ -69,7 +74,7 @@ def test_what_is_read_stands_in_the_note():
         or "tca" in each.note
         for each in taught(DraftFamily(), WORDS[:1])
     )
-    assert "A solution begins like this: e" in taught(HintFamily(), WORDS)[-1].note
+    assert "A solution begins like this: e" in taught(HintFamily(), thrice(WORDS))[-1].note
     assert all("4+3\n7" in each.note for each in taught(RefineFamily(), SUMS[:1], seed=1))
     assert all(each.note.count("\n") >= 3 for each in taught(GuidedFamily(), WORDS))
 
