@@ -180,6 +180,8 @@ class Trajectory:
     """First token of the present window; tokens before it are context and were trained in earlier windows."""
     replayed: bool = False
     """True if the trajectory comes from the replay table."""
+    behind_other_prompt: bool = False
+    """True if it was sampled behind a different first prompt, so that its log-probabilities are not of this one."""
     advantage: float | None = None
     """Advantage of a replayed trajectory; None: it is computed from the group."""
     stop_reason: str = ""

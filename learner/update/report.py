@@ -95,6 +95,14 @@ def sampler_gap(
     )
 
 
+def is_comparable(t: Trajectory) -> bool:
+    """Return whether the generators' log-probabilities are those of the tokens as the learner sees them.
+
+    Those of a stored trajectory are of an older policy, and those of a clean retry were sampled behind a note.
+    """
+    return not t.replayed and not t.behind_other_prompt
+
+
 def check_sampler(gap: SamplerGap, limit: float) -> None:
     """Refuse to train if the generators sample from another policy than the learner computes.
 
@@ -373,7 +381,7 @@ def make_report(
         histograms |= ratios
     metrics |= _critic_metrics(outcome, columns)
     newest = (outcome.tokens["seen"] > 0) & (columns["lag"] == 0)
-    newest &= ~np.repeat([t.replayed for t in trajectories], batch.lengths)[batch.seen_mask]
+    newest &= np.repeat([is_comparable(t) for t in trajectories], batch.lengths)[batch.seen_mask]
     return UpdateReport(
         applied=outcome.applied > 0 and not outcome.critic_only,
         metrics={name: value for name, value in metrics.items() if np.isfinite(value)},

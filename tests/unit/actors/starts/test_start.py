@@ -13,6 +13,7 @@ from learner.families.branching import behind_prompt, prefix_of
 from learner.families.family import ChildTask
 from learner.intake.trajectories import assemble
 from learner.intake.waiting_families import DIVERGED
+from learner.update.report import is_comparable
 from protocol.messages.episodes import Reward, TaskStart, Turn
 from tests.unit.actors.test_episode import DONE, Env, Script, play, say
 
@@ -238,6 +239,8 @@ def test_a_prefix_goes_on_behind_the_prompt_with_the_note():
     assert t.return_ == parent.return_
     clean = behind_prompt(t, parent.token_ids[:first])
     assert clean.token_ids[:end].tolist() == parent.token_ids[:end].tolist()
+    assert is_comparable(t), "the learner computes what the generator sampled from"
+    assert not is_comparable(clean), "it was sampled behind the note"
 
 
 def test_with_a_note_too_the_environment_must_answer_alike():
