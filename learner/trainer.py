@@ -141,7 +141,7 @@ class Trainer:
         trajectories = self.batch(units)
         with self.gpu.alone():
             report = self.engine.update(trajectories, current_version=updated)
-        self.compare_with_sampler(report)
+        self.compare_with_sampler(report, updated)
         self.step += 1
         if report.applied:
             self.applied(report, units)
@@ -158,17 +158,21 @@ class Trainer:
         self.batches.intake.check()
         self.record(report, trajectories, updated, waited, time.monotonic() - started)
 
-    def compare_with_sampler(self, report: UpdateReport) -> None:
+    def compare_with_sampler(self, report: UpdateReport, updated: int) -> None:
         """Compare, in the first step of a run, the generators' log-probabilities with the learner's own.
 
         The first update has computed the learner's ones before its first optimizer step, and nothing of it has left
         the process yet: no version, no commit, no checkpoint.
 
+        Args:
+            updated: policy version that the step updated.
+
         Raises:
             SamplerDiffers: they are further apart than rounding explains.
         """
-        # Behind the first version, running answers may have a KV cache of an earlier one, which differs by more.
-        if self.step or report.sampler is None:
+        # Behind the first version, running answers may have a KV cache of an earlier one, which differs by more. A run
+        # that begins again without a checkpoint is at its first step, but not at its first version.
+        if self.step or updated or report.sampler is None:
             return
         check_sampler(report.sampler, self.sampler_limit)
         log.info(

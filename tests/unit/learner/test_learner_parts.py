@@ -11,6 +11,7 @@ import torch
 
 from learner import checkpoint_files
 from learner.errors import CheckpointError
+from learner.families.branching import behind_prompt
 from learner.run_files import let_all_read
 from learner.settings.learner import LearnerConfig, OptimizerConfig
 from learner.update import checkpoint
@@ -225,6 +226,19 @@ def test_report_of_a_skipped_step_is_json():
     assert not report.applied
     assert "learner/loss" not in report.metrics
     json.dumps(report.metrics, allow_nan=False)
+
+
+def test_tokens_trained_behind_another_prompt_are_not_compared_with_the_sampler():
+    """Their log-probabilities are those behind the prompt that they were sampled behind, so they have to differ."""
+    sampled = [make_trajectory(name, prompt=2, actions=20, version=0) for name in "ab"]
+    rows = {name: np.zeros(40, dtype=np.float32) for name in ROWS} | {"seen": np.ones(40, dtype=np.float32)}
+    rows["logp_current"] = np.repeat([0.0, 5.0], 20).astype(np.float32)
+    rows["logp_behaviour"] = np.full(40, 1e-6, dtype=np.float32)
+    outcome = UpdateOutcome(rows, [OptimizerStep(True, 1.0)], learning_rates=[1e-3], filled=44, computed=44)
+    trained = [sampled[0], behind_prompt(sampled[1], np.array([7, 8, 9], dtype=np.int32))]
+    report = make_report(trained, batch_of(trained), outcome, current_version=0, seconds=1.0)
+    assert report.sampler.tokens == 20
+    assert report.sampler.worst < 1e-5
 
 
 def test_report_without_any_trained_token():

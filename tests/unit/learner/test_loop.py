@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from learner.curriculum import SOLVED, SignalWatch
-from learner.errors import Diverged, NothingToLearn, Stopped
+from learner.errors import Diverged, NothingToLearn, SamplerDiffers, Stopped
 from learner.intake.trajectories import OpenTrajectories
 from learner.metrics import Report as RealReport
 from learner.metrics import return_histograms
@@ -22,7 +22,7 @@ from learner.samples import read_samples
 from learner.settings.learner import LearnerConfig, ReplayConfig
 from learner.trainer import Trainer
 from learner.trajectory import Counts, Unit
-from learner.update.report import UpdateReport
+from learner.update.report import SamplerGap, UpdateReport
 from learner.weight_copy import OutgoingWeights
 from protocol.failures import FailureCounts
 from protocol.messages.episodes import Failure, Reward
@@ -102,6 +102,8 @@ class Session:
 class Engine:
     parameters = types.SimpleNamespace(trained=1_000_000, whole=1_000_000)
 
+    sampler = None
+
     def __init__(self, outcomes):
         self.outcomes, self.saved, self.log = list(outcomes), [], []
 
@@ -112,6 +114,7 @@ class Engine:
             nonfinite=outcome == "nonfinite",
             metrics={"learner/trained_tokens": 4.0, "learner/step_seconds": 0.1},
             histograms={"policy_lag_versions": np.array([0, 0, 1, 1])},
+            sampler=self.sampler,
             advantages=np.array([0.25, np.nan]),
         )
 
@@ -186,6 +189,20 @@ def test_each_applied_step_raises_the_version_and_is_committed(tmp_path):
     assert it.trainer.totals.lag_counts == {"0": 6, "1": 6}
     first = it.evaluations.records[0]
     assert (first["answered"], first["failed"], first["not_run"]) == (2, 0, 0)
+
+
+def test_the_sampler_is_compared_at_the_first_version_only(tmp_path):
+    """A learner that begins again without a checkpoint finds answers with a KV cache of versions that are undone."""
+    gap = SamplerGap(24, 0.5, 1.0, "token 3 of g.0", -2.5, -2.0)
+    first = learner(tmp_path / "first", ["applied"])
+    first.trainer.engine.sampler, first.trainer.sampler_limit = gap, 0.1
+    with pytest.raises(SamplerDiffers):
+        first.train()
+    again = learner(tmp_path / "again", ["applied"])
+    again.trainer.engine.sampler, again.trainer.sampler_limit = gap, 0.1
+    again.trainer.version = 1
+    again.trainer.learn()
+    assert again.trainer.step == 1
 
 
 def test_generators_that_report_late_have_sampled_at_least_what_arrived(tmp_path):
