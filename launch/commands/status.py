@@ -232,6 +232,14 @@ def over_lines(folder: Path) -> list[str]:
             known = json.loads(result.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return []
+        if "policy_version" not in known:
+            # An evaluation by `offbeat eval`, which trains nothing and has no summary.
+            done = len(known["evaluations"])
+            return [
+                f"{head}{known['ended_by']}",
+                f"  sets evaluated         {done}",
+                f"  result                 {result}",
+            ]
         if not known["steps"]:
             return [f"{head}ended before the first step: {known['ended_by']}; nothing was trained"]
         rows = [f"  steps, policy version  {known['steps']:,}, {known['policy_version']:,}"]

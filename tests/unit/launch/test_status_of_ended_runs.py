@@ -54,6 +54,16 @@ def test_nothing_trained_is_said_in_the_first_line(folder, capsys):
     )
 
 
+@pytest.mark.parametrize("steps", [0, 30])
+def test_an_evaluation_is_over_and_is_no_run_that_trained_nothing(folder, capsys, steps):
+    """`offbeat eval` writes a result of its own: of a model its steps are 0, and of a checkpoint the run's."""
+    found = {"ended_by": "all sets evaluated", "steps": steps, "wall_seconds": 1.0, "evaluations": [{}, {}]}
+    (folder / "result.json").write_text(json.dumps(found))
+    code, said = shown(folder, capsys)
+    assert code == 0
+    assert said.startswith("run hand is over: all sets evaluated\n  sets evaluated         2\n")
+
+
 def test_a_final_error_of_the_learner_is_the_end_of_the_run(folder, capsys):
     leave_note(folder, "learner", FINAL, "NothingToLearn: every episode fails")
     code, said = shown(folder, capsys)
