@@ -30,13 +30,18 @@ def try_engine(config: RunConfig, folder: Path | None) -> list[str]:
         return []
     if importlib.util.find_spec("vllm") is None:
         return ["vLLM is not installed on this host, so whether it can load the model was not tried"]
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.preflight.engine_trial", str(folder), generator.model_dump_json()],
-        capture_output=True,
-        text=True,
-        timeout=TRY_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "launch.preflight.engine_trial", str(folder), generator.model_dump_json()],
+            capture_output=True,
+            text=True,
+            timeout=TRY_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return [
+            f"whether vLLM can load the model could not be tried: it did not come to an end within {TRY_S:g} s"
+        ]
     if done.returncode:
         reason = done.stderr.strip().rpartition("\n")[2][:SHOWN_CHARS]
         return [f"whether vLLM can load the model could not be tried: {reason}"]
