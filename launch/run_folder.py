@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ from learner.errors import CheckpointError
 from learner.run_files import BEGAN, CHECKPOINTS, RESULT
 from protocol.errors import KeysUnusable
 from protocol.files import write_whole
+from protocol.section import OWN, form_of
 from protocol.security import key_files
 from protocol.security.addresses import is_loopback, split_endpoint
 
@@ -124,7 +126,16 @@ def _begun(config: RunConfig, folder: Path) -> Path:
             f"--resume={folder}: it is a folder of run {name!r}, and this run file is of {config.run.name!r}; "
             f"add run.name={name} if it is the right one"
         )
-    return folder
+    return _with_its_name(config, folder)
+
+
+def _with_its_name(config: RunConfig, folder: Path) -> Path:
+    """Return a run folder by the name that its journal knows, if the user names it as "." or by a link to it."""
+    absolute = Path(os.path.abspath(folder))  # not resolved: a folder may have been moved, and be a link now
+    ours = re.compile(re.escape(config.run.name) + r"(-\d+)?")
+    if ours.fullmatch(folder.name):
+        return folder
+    return next((path for path in (absolute, folder.resolve()) if ours.fullmatch(path.name)), folder)
 
 
 def began_at(folder: Path) -> float:
@@ -157,6 +168,7 @@ def saved_settings(folder: Path) -> dict[str, Any]:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> Iterator[Change]:
     """Yield the settings that differ. A setting that only one side has is left out, as a version may add it.
 
+    Settings of a formula of the user's own are the user's, so there it is a difference, too.
     A port that the run file leaves open is no difference.
 
     Example:
@@ -165,10 +177,11 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], above: str = "") 
         >>> [str(change) for change in changes(old, new)]
         ['run.seed is 7, it was 0']
     """
-    for name in now:
-        if name not in before:
+    own = form_of(now) == OWN
+    for name in dict.fromkeys([*now, *before]) if own else now:
+        if name not in before and not own:
             continue
-        old, new, field = before[name], now[name], f"{above}{name}"
+        old, new, field = before.get(name), now.get(name), f"{above}{name}"
         if isinstance(old, dict) and isinstance(new, dict) and not field.startswith(WHOLE):
             yield from changes(old, new, f"{field}.")
         elif old != new and not (isinstance(new, str) and new.endswith(":0")):

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -134,6 +135,18 @@ def test_resume_takes_the_folder_that_is_named(tmp_path):
         run_folder.create(settings, resume=other)
 
 
+@pytest.mark.parametrize("way", [".", "tb/..", "../latest"])
+def test_a_named_folder_has_the_name_that_its_journal_knows(tmp_path, monkeypatch, way):
+    """The roles call the run by the last part of the path, and a journal of another run is refused."""
+    folder = begun(tmp_path, "exp-2", "exp")
+    (folder / "tb").mkdir()
+    (tmp_path / "runs" / "latest").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    found = run_folder.create(named(tmp_path, "exp"), resume=Path(way))
+    assert found.name == "exp-2"
+    assert found.samefile(folder)
+
+
 def test_a_change_of_the_experiment_is_refused_unless_it_is_accepted(tmp_path):
     folder = begun(tmp_path, "exp", "exp")
     other = named(tmp_path, "exp", seed=7, env="reasoning_gym")
@@ -166,6 +179,17 @@ def test_other_families_are_another_experiment(tmp_path, before, now, field):
         what_changed(named(tmp_path, "exp", **of(now)), folder, accepted=False)
     assert len([line for line in str(caught.value).splitlines() if field in line]) == 1
     assert what_changed(named(tmp_path, "exp", **of(now)), folder, accepted=True)
+
+
+def test_a_setting_of_an_own_formula_that_only_one_start_had_is_a_change(tmp_path):
+    """It has a default in the user's file, so its absence is a value."""
+    own = lambda **keys: {"reward": {"own": {"kind": "my.py:f", **keys}}}  # noqa: E731
+    folder = begun(tmp_path, "exp", "exp", **own(bonus=2.0))
+    assert what_changed(named(tmp_path, "exp", **own(bonus=2.0)), folder, accepted=False) == []
+    with pytest.raises(ConfigError, match=r"learner\.reward\.own\.bonus is null, it was 2\.0"):
+        what_changed(named(tmp_path, "exp", **own()), folder, accepted=False)
+    with pytest.raises(ConfigError, match=r"learner\.reward\.own\.top is 1, it was null"):
+        what_changed(named(tmp_path, "exp", **own(bonus=2.0, top=1)), folder, accepted=False)
 
 
 def test_other_changes_are_listed_and_the_former_settings_are_kept(tmp_path):
