@@ -45,6 +45,8 @@ class CalculatorSuite:
         max_turns: actions that an episode may take. The last one ends it.
         end_on_wrong_step: end the episode at a call that is not the next partial sum.
         answer_needs_steps: reward an answer only after all partial sums.
+        direct_share: share of the demonstrations that work out the last partial sum without a call, so that a model
+            that learns from them knows two ways to an answer. 0 to 1.
 
     Raises:
         EnvError: the settings contradict each other, e.g. fewer turns than a sum needs.
@@ -65,7 +67,10 @@ class CalculatorSuite:
         max_turns: int = 8,
         end_on_wrong_step: bool = False,
         answer_needs_steps: bool = False,
+        direct_share: float = 0.0,
     ) -> None:
+        if not 0 <= direct_share <= 1:
+            raise EnvError(f"direct_share = {direct_share:g}: a share is from 0 to 1")
         if max_turns < max_terms:
             raise EnvError(
                 f"max_turns = {max_turns}: a sum of max_terms = {max_terms} terms takes as many turns"
@@ -84,6 +89,7 @@ class CalculatorSuite:
         self.scorer = Scorer(Family("chain_sum", sums, seed, heldout_share), sandbox)
         self._rules = Rules(step_reward, answer_reward, max_turns, end_on_wrong_step, answer_needs_steps)
         self._instruction = instruction
+        self._direct_share = direct_share
 
     def episode(self) -> Env:
         return _CalculatorEpisode(self.scorer, self._rules, self._instruction)
@@ -94,10 +100,15 @@ class CalculatorSuite:
         return SuiteFacts(reward_names=("step", "answer"), mark_names=marks, hints=False)
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
-        """Return the sum solved from the left, with one tool call per turn. Blocks."""
+        """Return the sum solved from the left, with one tool call per turn. Blocks.
+
+        A share `direct_share` of the tasks, spread evenly over their numbers, has no call for the last partial sum.
+        """
         question = self.scorer.entry_now(index, split).question
         messages = opening(question, self._instruction)
         steps = partial_sums(question)
+        if int((index + 1) * self._direct_share) > int(index * self._direct_share):
+            steps = steps[:-1]
         for call, result in steps:
             messages.append({"role": "assistant", "content": call})
             messages.append({"role": "tool", "content": str(result)})

@@ -1,5 +1,7 @@
 """Test the calculator's rules on questions as the library writes them."""
 
+import asyncio
+
 import pytest
 
 from envs.calculator import CalculatorSuite, Game, Rules, calculate, partial_sums, solution
@@ -29,6 +31,19 @@ def test_solved_step_by_step_a_sum_of_n_terms_takes_n_turns():
     assert all(r.rewards == {"step": 0.2} and not r.done for r in results)
     end = g.step("=-12")
     assert (end.rewards, end.done, end.correct) == ({"answer": 1.0}, True, True)
+
+
+def test_a_share_of_the_demonstrations_gives_the_answer_without_the_last_call():
+    both, always = (CalculatorSuite(direct_share=share, seed=1, sandbox="process") for share in (0.5, 0.0))
+    calls = {
+        suite: [len(suite.demonstration(i, "train")) // 2 - 1 for i in range(8)] for suite in (both, always)
+    }
+    assert calls[always] == [2] * 8
+    assert sorted(calls[both]) == [1] * 4 + [2] * 4
+    for suite in calls:
+        asyncio.run(suite.close())
+    with pytest.raises(EnvError, match=r"direct_share = 1\.5"):
+        CalculatorSuite(direct_share=1.5)
 
 
 def test_a_wrong_or_repeated_step_is_answered_but_not_rewarded():
