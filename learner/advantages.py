@@ -99,13 +99,14 @@ def risk_advantages(
     advantages = np.zeros(len(trajectories))
     for number in range(1 + max((paper.bundle for paper in papers), default=-1)):
         rows = [i for i, paper in enumerate(papers) if paper.bundle == number]
-        spread = float(scores[rows].std())
+        # The authors divide by the deviation of the sample, and take 1 for a lone paper.
+        spread = float(scores[rows].std(ddof=1)) if len(rows) > 1 else 1.0
         if spread < STD_EPSILON:
             # All papers of the bundle are worth the same.
             continue
         for i in rows:
             places = list(papers[i].places)
-            share = share_of_paper(returns[places] - means[places])
+            share = share_of_paper(returns[places] - means[places], most=config.most_share)
             advantages[places] = by_paper[i] / (spread + STD_EPSILON) * share
     low, high = (
         next_quantile(q, scores, level=level, rate=config.rate)

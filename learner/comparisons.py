@@ -19,6 +19,7 @@ from learner.algorithms.advantages import (
     informative_scale,
     spread,
     turn_returns,
+    uniform,
     whiten,
 )
 from learner.settings.advantages import (
@@ -181,7 +182,9 @@ def _mean(parts: Sequence[TermParts]) -> Float64s:
 def _novelty(config: Novelty, trajectories: Sequence[Trajectory], advantages: Float64s) -> Float64s:
     """Return the bonus of each trajectory, [S]; 0 where the answer is wrong or its advantage not above 0."""
     likely = np.array([_mean_logp(t) for t in trajectories])
-    right = np.array([_trajectory_value(config.value, t) > 0 for t in trajectories])
+    right = np.array(
+        [t.correct is not False and _trajectory_value(config.value, t) > 0 for t in trajectories]
+    )
     relative = compare(likely, [t.group_id for t in trajectories], scale="none")
     bonus = (config.scale * (1 - np.exp(relative))).clip(0.0, config.most * advantages.clip(min=0.0))
     return np.where(right, bonus, 0.0)
@@ -201,21 +204,28 @@ def _mean_logp(t: Trajectory) -> float:
 def _difficulty_weights(
     config: ByDifficulty, trajectories: Sequence[Trajectory], advantages: Float64s, owners: NDArray[np.intp]
 ) -> Float64s:
-    """Return the weight of each trajectory's group, [S]; groups without an advantage take no part."""
+    """Return the weight of each trajectory's group, [S]; groups without an advantage take no part.
+
+    A group in which nobody gets anything cannot teach its task, so it weighs as an easy one, as in the authors' program.
+    """
     means: dict[str, list[float]] = {}
     for t in trajectories:
         means.setdefault(t.group_id, []).append(_trajectory_value(config.value, t))
     live = sorted({trajectories[i].group_id for i in owners[np.abs(advantages) > UNIFORM_SPREAD]})
     if not live:
         return np.ones(len(trajectories))
-    scores = np.array([-float(np.mean(means[group])) / config.temperature for group in live])
+    ease = np.array([float(np.mean(means[group])) for group in live])
+    solved = np.where(ease > UNIFORM_SPREAD, ease, max(1.0, float(ease.max())))
+    scores = -solved / config.temperature
     shares = np.exp(scores - scores.max())
     weights = dict(zip(live, len(live) * shares / shares.sum(), strict=True))
     return np.array([weights.get(t.group_id, 0.0) for t in trajectories])
 
 
 def _trajectory_value(name: str, t: Trajectory) -> float:
-    if name == "return":
+    if name == "correct" and t.correct is not None:
+        return float(t.correct)
+    if name in ("return", "correct"):
         return t.return_
     return float(sum(reward.value for reward in t.rewards if reward.name == name))
 
@@ -308,6 +318,6 @@ def _by_group(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
 def _differ(config: AdvantageConfig, members: Sequence[Trajectory]) -> bool:
     """Return whether members of one group, at least one, are not all worth the same."""
     if not isinstance(config, ComparedAdvantage):
-        return len({t.return_ for t in members}) > 1
+        return not uniform(np.array([t.return_ for t in members]))
     alone = config.model_copy(update={"whiten": "none", "by_difficulty": None})
     return bool((np.abs(compared_advantages(alone, members)) > UNIFORM_SPREAD).any())

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
+from learner.algorithms.advantages import UNIFORM_SPREAD
 from learner.formulas import Members, load_formula
 from learner.settings.advantages import (
     VALUES,
@@ -43,6 +44,14 @@ def total_of(t: Trajectory, name: str) -> float:
     return sum(reward.value for reward in t.rewards if reward.name == name)
 
 
+def is_right(t: Trajectory, reward: str) -> bool:
+    """Return whether an answer is right: its sum of a reward is above 0, and the environment does not call it wrong.
+
+    A reward alone does not say it: a task may give a part of it to wrong answers.
+    """
+    return t.correct is not False and total_of(t, reward) > 0
+
+
 def mark_total(t: Trajectory, name: str) -> float:
     """Return the sum of a mark over the turns of a trajectory; values that are text count nothing."""
     return sum(mark.value for mark in t.marks if mark.name == name and not isinstance(mark.value, str))
@@ -64,7 +73,7 @@ def with_wrong_answer(config: WrongAnswer, t: Trajectory) -> list[Reward]:
 
     A trajectory that never got the reward has no answer, which is wrong, too.
     """
-    if total_of(t, config.reward) > 0:
+    if is_right(t, config.reward):
         return t.rewards
     value = min(config.highest, config.lowest + config.per_turn * (t.action_turns - 1))
     return replaced(t, config.reward, value)
@@ -83,7 +92,7 @@ def step_value(config: StepReward, t: Trajectory) -> float:
     labels = [mark.value for mark in t.marks if mark.name == config.mark]
     kinds = (config.searches, config.redundant_searches, config.queries, config.redundant_queries)
     searches, again, queries, idle = (sum(label in kind for label in labels) for kind in kinds)
-    if total_of(t, config.reward) > 0:
+    if is_right(t, config.reward):
         calls = searches + again + queries + idle
         return max(1 - (again + idle) / calls, config.least) if calls else 1.0
     by_searches = config.search_share * min(1.0, (searches - again) / config.most_searches)
@@ -106,7 +115,7 @@ def group_rewards(config: RewardConfig, members: Sequence[Trajectory]) -> list[l
         case None:
             return [None] * len(members)
         case FewestCalls(reward=name):
-            right = [calls_of(rule, t) for t in members if total_of(t, name) > 0]
+            right = [calls_of(rule, t) for t in members if is_right(t, name)]
             return [_by_calls(rule, t, min(right)) if right else None for t in members]
         case WinRate(reward="return"):
             return [None] * len(members)
@@ -118,7 +127,7 @@ def group_rewards(config: RewardConfig, members: Sequence[Trajectory]) -> list[l
 
 
 def _by_calls(rule: FewestCalls, t: Trajectory, fewest: int) -> list[Reward] | None:
-    if total_of(t, rule.reward) <= 0:
+    if not is_right(t, rule.reward):
         return None
     factor = call_factor(calls_of(rule, t), fewest, smooth=rule.smooth)
     return [Reward(r.name, r.turn, r.value * factor) if r.name == rule.reward else r for r in t.rewards]
@@ -154,16 +163,21 @@ def win_rates(values: Sequence[float]) -> list[float]:
 
     .. math:: r_i = \frac{1}{k - 1} \sum_{j \ne i} P(x_i \text{ beats } x_j)
 
-    SPO, arXiv:2401.04056. The mean is 1/2. A lone member gets 1/2.
+    SPO, arXiv:2401.04056. The mean is 1/2. A lone member gets 1/2. Values that are equal up to rounding are a draw.
 
     Example:
         >>> win_rates([3.0, 1.0, 2.0]), win_rates([1.0, 1.0]), win_rates([7.0])
         ([1.0, 0.0, 0.5], [0.5, 0.5], [0.5])
+        >>> win_rates([0.3, 0.1 + 0.2])
+        [0.5, 0.5]
     """
     others = len(values) - 1
     if others < 1:
         return [0.5] * len(values)
-    return [(sum(v > w for w in values) + 0.5 * (sum(v == w for w in values) - 1)) / others for v in values]
+    apart = UNIFORM_SPREAD * max(1.0, *map(abs, values))
+    beaten = [sum(v - w > apart for w in values) for v in values]
+    drawn = [sum(abs(v - w) <= apart for w in values) - 1 for v in values]
+    return [(more + 0.5 * equal) / others for more, equal in zip(beaten, drawn, strict=True)]
 
 
 OVERLONG = "overlong"
@@ -264,7 +278,7 @@ def coverage_gains(config: Coverage, t: Trajectory) -> list[Reward]:
 
 def is_flawed(config: FlawedAnswer, t: Trajectory) -> bool:
     """Return whether an answer is right and its way is not."""
-    return total_of(t, config.reward) > 0 and total_of(t, config.needs) < config.least
+    return is_right(t, config.reward) and total_of(t, config.needs) < config.least
 
 
 def composed(

@@ -9,6 +9,7 @@ Then advantages of trajectories, turns and tokens; those of unfinished trajector
 arXiv:2506.15050); and risk measures of bundles of tasks (RiskPO, arXiv:2510.00911).
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from statistics import NormalDist
 from typing import Literal, assert_never
@@ -626,7 +627,7 @@ def next_quantile(quantile: float, scores: ArrayLike, *, level: float, rate: flo
     return float(quantile + rate * (level - float((values < quantile).mean())))
 
 
-def share_of_paper(differences: ArrayLike) -> Float64s:
+def share_of_paper(differences: ArrayLike, *, most: float = math.inf) -> Float64s:
     r"""Return the share of a paper's advantage that each of its tasks gets; the shares add up to 1.
 
     .. math:: \frac{r_i - \bar r_i}{\sum_i (r_i - \bar r_i)}
@@ -635,12 +636,15 @@ def share_of_paper(differences: ArrayLike) -> Float64s:
 
     Args:
         differences: [Q], reward of each task of the paper minus the mean reward of the task's group.
+        most: bound of the size of a share, which is ours. Where it acts, the shares do not add up to 1.
 
     Example:
         >>> share_of_paper([0.5, -0.25, 0.25]).tolist(), share_of_paper([0.5, -0.5]).tolist()
         ([1.0, -0.5, 0.5], [0.5, 0.5])
+        >>> share_of_paper([0.5, -0.499], most=7.0).tolist()
+        [7.0, -7.0]
     """
     values = np.asarray(differences, dtype=np.float64)
     total = float(values.sum())
     shares: Float64s = np.full(len(values), 1 / max(1, len(values))) if abs(total) < 1e-6 else values / total
-    return shares
+    return shares.clip(-most, most)

@@ -306,8 +306,10 @@ class ByDifficulty(Section):
     """Weights of groups by their mean value, so that hard tasks count more (DGPO, arXiv:2601.20614): the number of
     groups with an advantage times the softmax of -mean / temperature over them."""
 
-    value: str = Field("return", min_length=1)
-    """Value whose mean over a group says how easy its task is: "return", or the name of a reward."""
+    value: str = Field("correct", min_length=1)
+    """Value whose mean over a group says how easy its task is. "correct": 1 for a right answer and 0 for a wrong one
+    where the environment tells, else the return; "return"; or the name of a reward. A group with mean 0, in which
+    nobody solved the task, weighs as an easy one."""
     temperature: float = Field(2.0, gt=0)
     """Temperature of the softmax; a large one makes weights equal. Above 0."""
 
@@ -317,8 +319,9 @@ class Novelty(Section):
     min(max(scale (1 - exp(s - mean s)), 0), most A), with s the mean log-probability of a trajectory's tokens and the
     mean over its group."""
 
-    value: str = Field("return", min_length=1)
-    """Value that is above 0 for a right answer: "return", or the name of a reward."""
+    value: str = Field("correct", min_length=1)
+    """Value that is above 0 for a right answer. "correct": the environment's word where it gives it, else the return;
+    "return"; or the name of a reward. An answer that the environment calls wrong is never right."""
     scale: float = Field(2.5, gt=0)
     """Factor of the novelty. Above 0."""
     most: float = Field(0.5, gt=0)
@@ -445,6 +448,9 @@ class RiskAdvantage(Section):
     """Step of a running quantile, in units of the return, if all papers of a batch are on one side. Above 0."""
     natural_baseline: bool = False
     """Subtract the distance of the quantiles, so that no paper has a positive advantage."""
+    most_share: float = Field(7.0, gt=0)
+    """Bound of the share of a paper's advantage that one of its tasks gets. With returns of 0 and 1, groups of 8 and
+    bundles of 4 or 5, as the authors have, no share is larger; partial credit brings the divisor near 0. Above 0."""
 
     def contradictions(self, field: str) -> Iterator[str]:
         if self.levels[0] >= self.levels[1]:
@@ -491,7 +497,7 @@ AdvantageConfig = Annotated[
 ]
 GROUP_RELATIVE = ("group", "leave_one_out", "token_group")
 """Kinds of advantage that compare a whole trajectory with the other members of its group."""
-VALUES = {"return", "return_to_go", "each"}
+VALUES = {"return", "return_to_go", "each", "correct"}
 """Values of a comparison that are no name of a reward."""
 
 
@@ -569,5 +575,5 @@ def values_of_parts(advantage: ComparedAdvantage) -> Iterator[tuple[str, str]]:
         "amplify": advantage.amplify,
     }
     for name, part in parts.items():
-        if part is not None and part.value != "return":
+        if part is not None and part.value not in ("return", "correct"):
             yield f"learner.algorithm.advantage.{name}.value", part.value

@@ -300,9 +300,9 @@ class _Select(torch.autograd.Function):
         probabilities = log_probabilities.exp()
         # The backward pass needs one of the two tensors. The memory of the other is reused for their product.
         if entropy_gradient:
-            saved, product = log_probabilities, probabilities.mul_(log_probabilities)
+            saved, product = log_probabilities, probabilities.mul_(_finite(log_probabilities))
         else:
-            saved, product = probabilities, log_probabilities.mul_(probabilities)
+            saved, product = probabilities, _finite(log_probabilities).mul_(probabilities)
         entropy = -product.sum(-1)
         ctx.dtype, ctx.entropy_gradient, ctx.scaled = logits.dtype, entropy_gradient, scaled
         ctx.save_for_backward(saved, target, temperature, entropy)
@@ -324,6 +324,15 @@ class _Select(torch.autograd.Function):
         if ctx.scaled:
             gradient.div_(temperature[:, None])
         return gradient.to(ctx.dtype), None, None, None
+
+
+def _finite(log_probabilities: Tensor) -> Tensor:
+    """Return log-probabilities with a large number in place of -inf, in place.
+
+    The product with the probability, 0, is then 0 and not undefined, so a word that cannot occur adds nothing to the
+    entropy.
+    """
+    return log_probabilities.clamp_(min=-1e30)
 
 
 def logits_after_head(lm: Any) -> Head | None:

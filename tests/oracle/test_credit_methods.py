@@ -266,7 +266,7 @@ def slow_riskpo(rows, quantiles, bundle=4, levels=(0.2, 0.8), mix=1.5):
         tasks = rows[first : first + bundle]
         papers = list(zip(*tasks, strict=True))
         sums = [sum(paper) for paper in papers]
-        deviation = statistics.pstdev(sums)
+        deviation = statistics.stdev(sums)
         own = [[0.0] * len(papers) for _ in tasks]
         for j, paper in enumerate(papers):
             s, (low, high) = sums[j], quantiles
@@ -275,7 +275,7 @@ def slow_riskpo(rows, quantiles, bundle=4, levels=(0.2, 0.8), mix=1.5):
             a = (mix * tail + middle) / (mix + 1) / (deviation + 1e-6)
             differences = [r - statistics.fmean(task) for r, task in zip(paper, tasks, strict=True)]
             for i, d in enumerate(differences):
-                own[i][j] = a * d / sum(differences)
+                own[i][j] = a * max(-7.0, min(7.0, d / sum(differences)))
         result += own
     return result
 
