@@ -47,6 +47,7 @@ class CalculatorSuite:
         answer_needs_steps: reward an answer only after all partial sums.
         direct_share: share of the demonstrations that work out the last partial sum without a call, so that a model
             that learns from them knows two ways to an answer. 0 to 1.
+        repeat_share: share of the demonstrations that make the last call twice, of those that have it. 0 to 1.
 
     Raises:
         EnvError: the settings contradict each other, e.g. fewer turns than a sum needs.
@@ -68,9 +69,11 @@ class CalculatorSuite:
         end_on_wrong_step: bool = False,
         answer_needs_steps: bool = False,
         direct_share: float = 0.0,
+        repeat_share: float = 0.0,
     ) -> None:
-        if not 0 <= direct_share <= 1:
-            raise EnvError(f"direct_share = {direct_share:g}: a share is from 0 to 1")
+        for name, share in (("direct_share", direct_share), ("repeat_share", repeat_share)):
+            if not 0 <= share <= 1:
+                raise EnvError(f"{name} = {share:g}: a share is from 0 to 1")
         if max_turns < max_terms:
             raise EnvError(
                 f"max_turns = {max_turns}: a sum of max_terms = {max_terms} terms takes as many turns"
@@ -89,7 +92,7 @@ class CalculatorSuite:
         self.scorer = Scorer(Family("chain_sum", sums, seed, heldout_share), sandbox)
         self._rules = Rules(step_reward, answer_reward, max_turns, end_on_wrong_step, answer_needs_steps)
         self._instruction = instruction
-        self._direct_share = direct_share
+        self._direct_share, self._repeat_share = direct_share, repeat_share
 
     def episode(self) -> Env:
         return _CalculatorEpisode(self.scorer, self._rules, self._instruction)
@@ -102,13 +105,16 @@ class CalculatorSuite:
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
         """Return the sum solved from the left, with one tool call per turn. Blocks.
 
-        A share `direct_share` of the tasks, spread evenly over their numbers, has no call for the last partial sum.
+        The shares `direct_share` and `repeat_share` of the tasks are spread evenly over their numbers.
         """
         question = self.scorer.entry_now(index, split).question
         messages = opening(question, self._instruction)
         steps = partial_sums(question)
-        if int((index + 1) * self._direct_share) > int(index * self._direct_share):
+        done = index - int(index * self._direct_share)
+        if falls_due(index, self._direct_share):
             steps = steps[:-1]
+        elif falls_due(done, self._repeat_share):
+            steps = [*steps, steps[-1]]
         for call, result in steps:
             messages.append({"role": "assistant", "content": call})
             messages.append({"role": "tool", "content": str(result)})
@@ -121,6 +127,16 @@ class CalculatorSuite:
 
     async def close(self) -> None:
         await self.scorer.close()
+
+
+def falls_due(index: int, share: float) -> bool:
+    """Return whether the one with this number is among a share of all that is spread evenly.
+
+    Example:
+        >>> [falls_due(index, 0.5) for index in range(4)]
+        [False, True, False, True]
+    """
+    return int((index + 1) * share) > int(index * share)
 
 
 class _CalculatorEpisode:

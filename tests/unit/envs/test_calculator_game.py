@@ -33,13 +33,16 @@ def test_solved_step_by_step_a_sum_of_n_terms_takes_n_turns():
     assert (end.rewards, end.done, end.correct) == ({"answer": 1.0}, True, True)
 
 
-def test_a_share_of_the_demonstrations_gives_the_answer_without_the_last_call():
+def test_shares_of_the_demonstrations_skip_the_last_call_or_repeat_it():
     both, always = (CalculatorSuite(direct_share=share, seed=1, sandbox="process") for share in (0.5, 0.0))
     calls = {
         suite: [len(suite.demonstration(i, "train")) // 2 - 1 for i in range(8)] for suite in (both, always)
     }
     assert calls[always] == [2] * 8
     assert sorted(calls[both]) == [1] * 4 + [2] * 4
+    mixed = CalculatorSuite(direct_share=0.25, repeat_share=0.5, seed=1, sandbox="process")
+    calls[mixed] = [len(mixed.demonstration(i, "train")) // 2 - 1 for i in range(8)]
+    assert sorted(calls[mixed]) == [1] * 2 + [2] * 3 + [3] * 3
     for suite in calls:
         asyncio.run(suite.close())
     with pytest.raises(EnvError, match=r"direct_share = 1\.5"):
