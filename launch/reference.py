@@ -68,7 +68,12 @@ def configuration_page() -> str:
 
 
 def _field_section(
-    field: FieldInfo, path: str, lines: list[str], seen: dict[tuple[type[BaseModel], ...], str]
+    field: FieldInfo,
+    path: str,
+    lines: list[str],
+    seen: dict[tuple[type[BaseModel], ...], str],
+    *,
+    owner: type[BaseModel] | None = None,
 ) -> None:
     """Append to ``lines`` the part about a field whose type is a section, or one of several sections."""
     forms = tuple(sections_in(field.annotation))
@@ -81,7 +86,10 @@ def _field_section(
         lines += [_doc(forms[0]) + absent, ""]
         _fields(forms[0], path, lines, seen)
         return
-    lines += [" ".join(text for text in (_text(field.description), _default_form(field)) if text), ""]
+    lines += [
+        " ".join(text for text in (_text(field.description), _default_form(field, path, owner)) if text),
+        "",
+    ]
     if forms in seen:
         lines += [f"The forms of `{seen[forms]}` stand here, too.", ""]
         return
@@ -104,15 +112,19 @@ def _fields(
     if rows:
         lines += [*TABLE, *rows, ""]
     for name, field in inner.items():
-        _field_section(field, f"{path}.{name}", lines, seen)
+        _field_section(field, f"{path}.{name}", lines, seen, owner=section)
 
 
-def _default_form(field: FieldInfo) -> str:
+def _default_form(field: FieldInfo, path: str, owner: type[BaseModel] | None) -> str:
     """Return which form applies where the run file gives none."""
     if field.is_required():
         return "Required."
-    match field.default:
-        case None:
+    default = field.default
+    if owner is not None and not any(other.is_required() for other in owner.model_fields.values()):
+        # A section may choose the form of a field by others of its fields.
+        default = getattr(owner(), path.rpartition(".")[2])
+    match default:
+        case None | ():
             return "Absent unless given."
         case BaseModel() as form:
             return f'Default: kind "{kind_of(type(form))}".'

@@ -97,7 +97,7 @@ MIXTURE = {"routes": {"routes": "proximal"}, "given": {"routes": "behaviour"}}
 def method(name: str) -> AlgorithmConfig:
     """Return the algorithm settings with this name; "hapo+2x3" has 2 updates per batch in each of 3 passes."""
     name, _, steps = name.partition("+")
-    settings = dict((METHODS | COMPARED | MIXTURE)[name])
+    settings = {"surrogate": {"kind": "clip"}} | (METHODS | COMPARED | MIXTURE)[name]
     if steps:
         updates, passes = steps.split("x")
         settings |= {"updates_per_batch": int(updates), "passes": int(passes)}

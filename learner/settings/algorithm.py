@@ -4,9 +4,9 @@ Each form has its own fields and defaults; docs/recipes says which method each b
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from learner.algorithms.tokens import Level
 from learner.settings.advantages import (
@@ -513,7 +513,11 @@ class ChangedObjective(NamedTuple):
 
 
 class AlgorithmConfig(Section):
-    """`[learner.algorithm]`: the objective, composed of parts."""
+    """`[learner.algorithm]`: the objective, composed of parts.
+
+    Without a surrogate and corrections, and with a single step per batch, it is REINFORCE weighted by the ratio current
+    / behaviour, at most 2 (CISPO): a clip around the proximal policy would never act.
+    """
 
     advantage: AdvantageConfig = GroupAdvantage()
     """How much better than expected a trajectory, turn or token was."""
@@ -523,9 +527,12 @@ class AlgorithmConfig(Section):
     "behaviour": the behaviour policy itself."""
     corrections: tuple[CorrectionConfig, ...] = Field((TruncatedCorrection(),), strict=False)
     """Weights of a token from its ratio proximal / behaviour; all of them are multiplied. Empty: staleness is
-    not corrected."""
+    not corrected. Absent: one of kind "truncated" where the surrogate has the ratio current / proximal, and none where
+    its own ratio is current / behaviour."""
     surrogate: SurrogateConfig = ClipSurrogate()
-    """Objective of a token, from the ratio of current to older probability."""
+    """Objective of a token, from the ratio of current to older probability. Absent: kind "weighted", or kind "clip"
+    where a clip acts (several steps per batch, or another proximal policy than "recomputed") or where corrections are
+    given."""
     entropy: EntropyBonus = EntropyBonus()
     kl: KlConfig | None = None
     """Penalty on the KL divergence from other policies."""
@@ -566,6 +573,20 @@ class AlgorithmConfig(Section):
     solved. Where they tell (`StepResult.correct`), it has no effect."""
     critic: CriticConfig | None = None
     reincarnation: Reincarnation | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_that_act(cls, given: Any) -> Any:
+        """Choose what is absent so that all of it acts: see `surrogate` and `corrections`."""
+        if not isinstance(given, dict) or "corrections" in given:
+            return given
+        surrogate = given.get("surrogate")
+        if surrogate is None:
+            steps = (given.get("updates_per_batch", 1), given.get("passes", 1))
+            if steps != (1, 1) or given.get("proximal", "recomputed") != "recomputed":
+                return given
+            return given | {"surrogate": WeightedSurrogate(), "corrections": ()}
+        return given | {"corrections": ()} if _has_own_ratio(surrogate) else given
 
     @property
     def compares_entropies(self) -> bool:
@@ -713,10 +734,11 @@ class AlgorithmConfig(Section):
             )
 
     def remarks(self, field: str) -> Iterator[str]:
-        """Yield a line for each bound of a surrogate that never acts: the defaults may have such a one."""
+        """Yield a line for each bound of a surrogate that never acts, unless nobody has named the surrogate."""
         for objective in self.objectives(field):
             if (
-                self.proximal == "recomputed"
+                (objective.name != field or "surrogate" in self.model_fields_set)
+                and self.proximal == "recomputed"
                 and objective.steps == 1
                 and _has_void_bounds(objective.surrogate)
             ):
@@ -725,6 +747,22 @@ class AlgorithmConfig(Section):
                     "proximal, which is 1 with a single step per batch: its bounds never act; raise "
                     f"{objective.name}.updates_per_batch if they are to act"
                 )
+
+
+def _has_own_ratio(surrogate: Any) -> bool:
+    """Return whether the ratio of a surrogate, as given in a run file, is current / behaviour."""
+    read = (
+        (lambda name: surrogate.get(name))
+        if isinstance(surrogate, dict)
+        else (lambda name: getattr(surrogate, name, None))
+    )
+    forms = {form.model_fields["kind"].default: form for form in get_args(get_args(ShippedSurrogate)[0])}
+    form = forms.get(read("kind"))
+    if form in (MiniRlSurrogate, RegressionSurrogate, TripletSurrogate, WindowSurrogate):
+        return True
+    if form is None or "centre" not in form.model_fields:
+        return False
+    return (read("centre") or form.model_fields["centre"].default) == "behaviour"
 
 
 def _has_void_bounds(surrogate: SurrogateConfig) -> bool:

@@ -58,8 +58,8 @@ def slow_loss(
 
 
 CONFIGS = [
-    AlgorithmConfig(),
-    AlgorithmConfig(aggregation="sequence_mean"),
+    AlgorithmConfig(surrogate=ClipSurrogate()),
+    AlgorithmConfig(surrogate=ClipSurrogate(), aggregation="sequence_mean"),
     AlgorithmConfig(corrections=(), surrogate=ClipSurrogate(low=0.1, high=0.1)),
     AlgorithmConfig(
         corrections=(TruncatedCorrection(ceiling=0.7),),
