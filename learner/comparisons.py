@@ -206,7 +206,7 @@ def _difficulty_weights(
 ) -> Float64s:
     """Return the weight of each trajectory's group, [S]; groups without an advantage take no part.
 
-    A group in which nobody gets anything cannot teach its task, so it weighs as an easy one, as in the authors' program.
+    A group in which nobody gets anything cannot teach its task, so it weighs as an easy one, as in their program.
     """
     means: dict[str, list[float]] = {}
     for t in trajectories:

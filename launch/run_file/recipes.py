@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import ConfigError
-from launch.run_file.load import RECIPES_FOLDER, load, read, run_files
+from launch.run_file.load import MEANT, RECIPES_FOLDER, load, read, run_files
 from launch.run_file.sections import RunConfig
 from learner.rewards import needed_marks
 from learner.settings.advantages import compares_members
 from learner.settings.algorithm import KlConvex, KlPenalty
-from recipes import BOUNDS_NEVER_ACT, ONE_ALGORITHM
+from recipes import ONE_ALGORITHM
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "recipes"
@@ -82,7 +82,7 @@ def find(name: str, folder: Path = RECIPES_FOLDER) -> Recipe:
         ConfigError: there is no such recipe.
     """
     files = _run_files(folder)
-    path = files.get(name.removesuffix(".toml"))
+    path = files.get(MEANT.get(name.lower(), name.removesuffix(".toml")))
     if path is None:
         near = difflib.get_close_matches(name, files, n=1)
         cure = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(files)}"
@@ -118,10 +118,6 @@ def page(recipe: Recipe) -> str:
             if recipe.name in group
         ),
     ]
-    if recipe.name in BOUNDS_NEVER_ACT:
-        facts.append(
-            "# note:  its bounds never act with one step per batch; see learner.algorithm.updates_per_batch"
-        )
     return "\n".join([*facts, *_toml(read(recipe.path))]) + "\n"
 
 

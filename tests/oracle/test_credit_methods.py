@@ -207,9 +207,9 @@ def test_each_part_of_aepo_changes_the_gradient(part):
 def test_fapo_by_hand():
     """2510.22543: 1, 1, 0 (flawed), -1 has mean 1/4, so flawed is bad; 1, 0, -1, -1 has mean -1/4, so it is good."""
     sound, flawed, wrong = (
-        {"answer": 1.0, "step": 0.4},
         {"answer": 1.0, "step": 0.2},
-        {"answer": 0.0, "step": 0.4},
+        {"answer": 1.0, "step": 0.1},
+        {"answer": 0.0, "step": 0.2},
     )
     for rows, values in (
         ([sound, sound, flawed, wrong], [1.0, 1.0, 0.0, -1.0]),
@@ -223,9 +223,9 @@ def test_fapo_by_hand():
 
 
 def test_flaws_change_the_gradient():
-    rows = [{"answer": float(i % 2), "step": 0.2 * (i % 3)} for i in range(6)]
+    rows = [{"answer": float(i % 2), "step": 0.1 * (i % 3)} for i in range(6)]
     members = group_of("a", rows)
-    even = group_of("a", [{**row, "step": 0.4} for row in rows])
+    even = group_of("a", [{**row, "step": 0.2} for row in rows])
     changed(gradient("fapo-rule", even), gradient("fapo-rule", members))
 
 

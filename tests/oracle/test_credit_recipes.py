@@ -19,7 +19,17 @@ from protocol.messages.episodes import TurnMark
 from tests.trajectories import VOCABULARY, make_turns
 
 RNG = np.random.default_rng(47)
-ELSEWHERE = {"epo", "arpo-gui", "xrpo-novelty", "subpo", "aepo-agentic", "fapo-rule", "fapo-judge", "riskpo"}
+ELSEWHERE = {
+    "epo",
+    "arpo-gui",
+    "xrpo-novelty",
+    "subpo",
+    "aepo-agentic",
+    "fapo-rule",
+    "fapo-judge",
+    "riskpo",
+    "dapo",
+}
 """Recipes of tests/oracle/test_credit_methods.py, and "fapo-judge", of tests/integration/envs/test_judged_answers.py,
 and "epo", of test_regularisers_against_papers.py."""
 NAMES = sorted({path.stem for path in (METHODS_FOLDER / "credit").glob("*.toml")} - ELSEWHERE)
@@ -130,9 +140,9 @@ def test_loop_by_hand():
 
 
 def test_tcr_by_hand():
-    """2510.11701: right +1; wrong after 1, 3 and 5 turns -1, -.8, -.6; 36 of 40 tokens with a buffer of 8 cost .5."""
+    """2510.11701: right +1; wrong after 1, 3 and 5 turns -1, -.8, -.6; 18 of 22 tokens with a buffer of 8 cost .5."""
     members = [make_turns(str(n), [{}] * (n - 1) + [{"answer": 0.0}]) for n in (1, 3, 5)]
-    members += [make_turns("r", [{"answer": 1.0}]), make_turns("s", [{"answer": 1.0}], lengths=[36])]
+    members += [make_turns("r", [{"answer": 1.0}]), make_turns("s", [{"answer": 1.0}], lengths=[18])]
     np.testing.assert_allclose(firsts_of("grpo-tcr", members), normal([-1, -0.8, -0.6, 1, 0.5]), atol=1e-9)
 
 
@@ -326,17 +336,17 @@ def gradient(name, trajectories):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_named_part_changes_the_gradient(name):
     """On the same tokens and rewards, the step is another one than that of plain GRPO."""
-    members = []
+    members, rng = [], np.random.default_rng(3)
     for group in "ab":
         for i in range(4):
-            n = int(RNG.integers(1, 5))
+            n = int(rng.integers(1, 5))
             rewards = [
-                {"step": float(RNG.integers(0, 2)), "answer": float(i % 2) * (k == n - 1)} for k in range(n)
+                {"step": float(rng.integers(0, 2)), "answer": float(i % 2) * (k == n - 1)} for k in range(n)
             ]
             t = make_turns(
-                f"{group}{i}", rewards, group=group, anchors=[str(s) for s in RNG.choice(list("xy"), n)]
+                f"{group}{i}", rewards, group=group, anchors=[str(s) for s in rng.choice(list("xy"), n)]
             )
-            calls = [TurnMark("calls", 2 * k + 1, float(RNG.integers(0, 3))) for k in range(n)]
+            calls = [TurnMark("calls", 2 * k + 1, float(rng.integers(0, 3))) for k in range(n)]
             members.append(replace(t, marks=[*t.marks, *calls]))
     plain, own = gradient("grpo", members), gradient(name, members)
     assert (own - plain).norm() > 0.02 * plain.norm()
