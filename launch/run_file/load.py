@@ -35,6 +35,18 @@ def run_files(folder: Path = RECIPES_FOLDER) -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.rglob("*.toml"), key=lambda path: path.stem)}
 
 
+MEANT = {
+    "reinforce++": "reinforce-plus-plus",
+    "reinforce++-baseline": "reinforce-plus-plus",
+    "drgrpo": "dr-grpo",
+    "dr_grpo": "dr-grpo",
+    "dr.grpo": "dr-grpo",
+    "tis": "decoupled-ppo",
+    "truncated-importance-sampling": "decoupled-ppo",
+}
+"""Other names of methods, in small letters."""
+
+
 def located(name: Path) -> Path:
     """Return the file of this name, or the shipped run file that is meant, or ``name`` if there is neither.
 
@@ -50,6 +62,10 @@ def located(name: Path) -> Path:
         return name
     bare = name.parent == Path() and not name.suffix
     was_there = name.parent.name == RECIPES_FOLDER.name and name.suffix == ".toml"
+    # A name such as `dr.grpo` has no ending, though it has a dot.
+    meant = MEANT.get(name.name.lower())
+    if meant is not None:
+        return run_files()[meant]
     return run_files().get(name.stem, name) if bare or was_there else name
 
 
@@ -104,6 +120,7 @@ def method_file(name: Any, source: Path) -> Path:
     if not isinstance(name, str):
         raise ConfigError(f"{source}: method is {name!r}; write the name of one method, as a string")
     methods = run_files(METHODS_FOLDER)
+    name = MEANT.get(name.lower(), name)
     if name in methods:
         return methods[name]
     file = source.parent / name
@@ -429,6 +446,38 @@ def _check_parents(overlay: dict[str, Any], data: dict[str, Any], override: str)
             raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
 
 
+MEANT_SETTINGS = {
+    "learner.optimizer.lr": ("lr", "learning_rate"),
+    "learner.optimizer.weight_decay": ("weight_decay",),
+    "learner.optimizer.warmup_steps": ("warmup_steps", "lr_warmup_steps"),
+    "learner.optimizer.max_grad_norm": ("max_grad_norm", "grad_clip"),
+    "learner.batch_trajectories": ("batch_size", "train_batch_size", "rollout_batch_size"),
+    "learner.group_size": ("num_generations", "rollouts", "n", "n_samples_per_prompt"),
+    "learner.steps": ("max_steps", "total_steps", "num_steps"),
+    "learner.sampling.temperature": ("temperature",),
+    "learner.sampling.max_turn_tokens": ("max_tokens", "max_new_tokens", "max_completion_length"),
+    "learner.algorithm.kl.coefficient": ("beta", "kl_coef", "kl_coefficient"),
+    "learner.algorithm.surrogate.low": ("epsilon", "clip_low", "cliprange", "clip_ratio"),
+    "learner.algorithm.surrogate.high": ("epsilon_high", "clip_high", "clip_ratio_high"),
+    "learner.algorithm.entropy.coefficient": ("entropy_coef", "entropy_coefficient"),
+    "learner.algorithm.updates_per_batch": ("num_minibatches", "mini_batches"),
+    "learner.algorithm.passes": ("num_iterations", "ppo_epochs", "epochs_per_batch"),
+    "model.path": ("model_name", "model_name_or_path"),
+    "run.seed": ("seed",),
+}
+"""Settings by their place in the run file, with the names that other programs have for them."""
+
+
+def meant(key: str) -> str:
+    """Return the setting that a key means in other programs; "" if it is none of them.
+
+    Example:
+        >>> meant("lr"), meant("num_generations"), meant("group_sise")
+        ('learner.optimizer.lr', 'learner.group_size', '')
+    """
+    return next((setting for setting, names in MEANT_SETTINGS.items() if key.lower() in names), "")
+
+
 def _explain(error: Any, source: str) -> str:
     names, sections = _locate(error["loc"])
     place = ".".join(names) or "(top level)"
@@ -437,6 +486,8 @@ def _explain(error: Any, source: str) -> str:
             names, sections = _locate(error["loc"][:-1])
             known = sorted({name for section in sections for name in section.model_fields})
             near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+            if setting := meant(str(error["loc"][-1])):
+                return f"{source}: {place}: unknown key (value {error['input']!r}); did you mean {setting!r}?"
             cure = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
             return f"{source}: {place}: unknown key (value {error['input']!r}); {cure}"
         case "missing":

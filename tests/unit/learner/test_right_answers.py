@@ -9,8 +9,7 @@ import torch
 from learner.advantages import Quantiles, risk_advantages
 from learner.comparisons import compared_advantages, has_signal
 from learner.rewards import call_factor, composed, is_right, win_rates
-from learner.settings.advantages import ComparedAdvantage, GroupAdvantage, RiskAdvantage
-from learner.settings.rewards import RewardConfig
+from learner.settings.advantages import ComparedAdvantage, GroupAdvantage, RewardConfig, RiskAdvantage
 from learner.update.target_logp import select
 from tests.trajectories import make_trajectory
 
