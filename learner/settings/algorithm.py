@@ -751,18 +751,15 @@ class AlgorithmConfig(Section):
 
 def _has_own_ratio(surrogate: Any) -> bool:
     """Return whether the ratio of a surrogate, as given in a run file, is current / behaviour."""
-    read = (
-        (lambda name: surrogate.get(name))
-        if isinstance(surrogate, dict)
-        else (lambda name: getattr(surrogate, name, None))
-    )
+    given = surrogate if isinstance(surrogate, dict) else dict(surrogate)
     forms = {form.model_fields["kind"].default: form for form in get_args(get_args(ShippedSurrogate)[0])}
-    form = forms.get(read("kind"))
+    form = forms.get(given.get("kind"))
     if form in (MiniRlSurrogate, RegressionSurrogate, TripletSurrogate, WindowSurrogate):
         return True
     if form is None or "centre" not in form.model_fields:
         return False
-    return (read("centre") or form.model_fields["centre"].default) == "behaviour"
+    centre: str = given.get("centre") or form.model_fields["centre"].default
+    return centre == "behaviour"
 
 
 def _has_void_bounds(surrogate: SurrogateConfig) -> bool:

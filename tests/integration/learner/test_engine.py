@@ -29,13 +29,20 @@ STAGES = [0, 1, 2, 3]
 # eps is far above a gradient's rounding error. With 1e-8, Adam would turn a rounding error into a step of lr.
 OPTIMIZER = OptimizerConfig(lr=1e-3, eps=1e-5, max_grad_norm=0.5, weight_decay=0.01)
 
+CLIPPED = AlgorithmConfig(surrogate=ClipSurrogate())
+
 
 @pytest.fixture
 def start(model, engines):
     """Return a function that makes engines."""
 
     def make(**settings):
-        settings = {"optimizer": OPTIMIZER, "micro_batch_tokens": 40, "max_policy_lag": 4} | settings
+        settings = {
+            "optimizer": OPTIMIZER,
+            "micro_batch_tokens": 40,
+            "max_policy_lag": 4,
+            "algorithm": CLIPPED,
+        } | settings
         engines.append(TrainingEngine(LearnerConfig(**settings), model=model, total_steps=10, seed=5))
         return engines[-1]
 
