@@ -153,8 +153,8 @@ def job_of(recipe: str, config: RunConfig, folder: Path = FOLDER) -> RecordedJob
     own = folder / f"{recipe}.job"
     if own.is_file() and (job := load_job(own)).key == key_of(config):
         return job
-    if job := all_jobs(folder).get(key_of(config)):
-        return job
+    if (found := all_jobs(folder).get(key_of(config))) is not None:
+        return found
     raise LookupError(
         f"{recipe}: no recorded episodes of {key_of(config)}; run the recipe with learner.filter_uniform_groups=false "
         "and keep steps of it with `python -m benchmarks.acts record`"

@@ -91,7 +91,8 @@ class TableTrainer(TrainingEngine):
         batch = self._batch(trajectories, self._step.version)
         assert batch is not None
         self.updater.run(batch, step=self._step.step - 1, optimizer_step=10**6)
-        return policy.table.detach() - before
+        change: Tensor = policy.table.detach() - before
+        return change
 
 
 def ready(config: LearnerConfig, step: KeptStep) -> list[Trajectory]:

@@ -143,7 +143,7 @@ class TableEngine:
         """Take note of nothing: gradients are added up until `step`."""
 
     def backward(self, loss: Tensor, scale_wrt_gas: bool = False) -> None:
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def zero_grad(self) -> None:
         self.policy.zero_grad()
@@ -163,7 +163,7 @@ class TableEngine:
                 slope = gradient[touched] - (weight * gradient[touched]).sum(1, keepdim=True)
                 self.rate = self._move / float((weight * slope.abs()).sum(1).mean())
             if self.rate is not None:
-                self.policy.table -= self.rate * gradient
+                self.policy.table.sub_(gradient, alpha=self.rate)
         self.zero_grad()
 
     def destroy(self) -> None:

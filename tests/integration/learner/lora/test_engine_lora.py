@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from transformers import AutoModelForCausalLM
 
 from learner.errors import CheckpointError, LoraError
-from learner.settings.algorithm import AlgorithmConfig
+from learner.settings.algorithm import AlgorithmConfig, ClipSurrogate
 from learner.settings.learner import LearnerConfig, LoraConfig, OptimizerConfig
 from learner.update import ranks as zero
 from learner.update.engine import TrainingEngine
@@ -34,6 +34,7 @@ def start(model, engines):
 
     def make(path=model, **settings):
         settings = {
+            "algorithm": AlgorithmConfig(surrogate=ClipSurrogate()),
             "optimizer": OPTIMIZER,
             "micro_batch_tokens": 40,
             "max_policy_lag": 4,
