@@ -45,6 +45,13 @@ _MARK = re.compile(r"\b(?:score|rating|grade)\b[^\S\n*]*\**[^\S\n]*[:=]", re.IGN
 _DIGIT = re.compile(r"\d")
 _STARTS = re.compile(r"(?<![\d.])\d")
 _CLOSING = " \t*_`\"')]}>.!"
+_JOINED = re.compile(
+    r"(?:\d[\s,*_]*(?:to|or|and|x|->|[-\u2013\u2014\u2212\u00b1+*\u00d7/^<>\u2264\u2265\u2192])"
+    r"|\bof(?:\s+(?:a|the|possible|maximum|max|total))*(?:\s+of)?"
+    r"|\b(?:more|less|greater|fewer)\s+than|\bat\s+(?:least|most))[\s*_]*$",
+    re.IGNORECASE,
+)
+"""What makes the number behind it the end of a range, a scale, a bound or an operand."""
 _GIVEN = re.compile(
     r"[\s*_`\"'(\[{<$]*(?P<number>\d{1,18}(?:\.\d{1,18})?)"
     r"(?:\s{0,4}(?:/|out of|of)\s{0,4}(?P<scale>\d{1,18}(?:\.\d{1,18})?))?",
@@ -259,7 +266,8 @@ def _last_number(said: str, scale: float) -> float | None:
     for begin in _STARTS.finditer(line, max(0, len(line) - LONGEST_GIVEN)):
         found = _GIVEN.fullmatch(line, begin.start())
         if found is not None:
-            return _number(found, line, scale)
+            before = line[max(0, begin.start() - LONGEST_GIVEN) : begin.start()]
+            return None if _JOINED.search(before) else _number(found, line, scale)
     return None
 
 
@@ -267,7 +275,7 @@ def _number(found: re.Match[str], line: str, scale: float) -> float | None:
     before, behind = line[: found.start("number")][-1:], line[found.end() :][:1]
     if (
         before.isalnum()
-        or (before and before in "-+.,_/^")
+        or (before and before in "-+.,_/^\u2212\u2013\u00b1\u221a\u2264\u2265~")
         or behind.isalnum()
         or (behind and behind in "%/^_-")
     ):

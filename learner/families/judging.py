@@ -25,6 +25,8 @@ UNREADABLE = -1.0
 _NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,18})?")
 _DIGIT = re.compile(r"\d")
 _BETWEEN = re.compile(r"[\s,;:=|]+")
+_LABEL = re.compile(r"\W*(?:answer\s*)?[(\[#]*(\d{1,3})[)\].:]+\s", re.IGNORECASE)
+"""The number of an answer in front of its score, as the list of the answers has it."""
 _AROUND = "()[]{}<>*_`\"'!"
 """Marks that may stand around a number."""
 
@@ -33,13 +35,18 @@ def scores_in(text: str, answers: int, highest: float) -> list[float] | None:
     """Return the numbers of a judgement, in the order in which it saw the answers; None if it cannot be read.
 
     The last line that is not empty must hold one number for each answer, from 0 to ``highest``, each a word by itself:
-    ``9/10`` and ``1e1`` could mean another number, so they are none.
+    ``9/10`` and ``1e1`` could mean another number, so they are none. A line that begins with the number of an answer,
+    as ``(2) 5``, is one of several, and not a judgement of all.
 
     Example:
         >>> scores_in("The first is right.\\n9, 2.5", 2, 10.0), scores_in("9", 2, 10.0), scores_in("9 99", 2, 10.0)
         ([9.0, 2.5], None, None)
     """
-    words = [word.strip(_AROUND).rstrip(".") for word in _BETWEEN.split(text.strip().rpartition("\n")[2])]
+    line = text.strip().rpartition("\n")[2]
+    label = _LABEL.match(line)
+    if label is not None and 1 <= int(label[1]) <= answers:
+        return None
+    words = [word.strip(_AROUND).rstrip(".") for word in _BETWEEN.split(line)]
     found = [_NUMBER.fullmatch(word) for word in words if _DIGIT.search(word)]
     scores = [float(number[0]) if number is not None else math.inf for number in found]
     return scores if len(scores) == answers and all(0 <= score <= highest for score in scores) else None

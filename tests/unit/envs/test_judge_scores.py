@@ -23,6 +23,7 @@ from learner.families.judging import scores_in
         ("Score: 7/10", 0.7), ("7/10", 0.7), ("I give it 7 out of 10.", 0.7), ("9 of 10", 0.9), ("Score: 7", 0.7),
         ("**7**", 0.7), ("Score:\n7", 0.7), ("Rating = 6.5 / 10", 0.65), ("It has 3 faults.\nGrade: 2", 0.2),
         ("<think>10</think>2", 0.2), ("Score: 7\nI took 3 points off.", 0.7), ("\\boxed{4}", 0.4), ("10", 1.0),
+        ("2 + 2 is 4, so I give 7", 0.7), ("Verdict - 7", 0.7), ("* 7", 0.7), ("Quality and style: 7", 0.7),
     ],
 )  # fmt: skip
 def test_a_number_that_can_only_mean_one_thing_is_the_score(text, score):
@@ -34,6 +35,8 @@ def test_a_number_that_can_only_mean_one_thing_is_the_score(text, score):
     [
         "Score: 1e1", "7 (scale 0-10)", "7/5", "Score: 7/100", "7-8", "Score: 7 or 8", "Score: 3. Score: 9", "-7", "7%",
         "Score: -7", "10^1", "7,5", "11", "9" * 400, "Good.", "", "7 points of a possible many", "1/7/10", "v7",
+        "9 out of a possible 10", "4 points out of 10", "3 of a maximum of 10", "6 - 7", "6\u20137", "6 to 7",
+        "between 6 and 7", "7 or 8", "7, or 8", "7 \u00b1 1", "\u22123", "7 -> 8", "2*3", "\u221a9", "at least 7",
     ],
 )  # fmt: skip
 def test_a_number_that_could_mean_another_thing_is_refused(text):
@@ -91,6 +94,8 @@ def test_half_a_character_is_no_answer_that_a_scorer_could_be_sent():
         ("1e1", None), ("9/10, 2/10", None), ("9/10", None), ("9-2", None), ("9, -2", None),
         ("9, 1e1", None), ("9", None),
         ("A:9 B:2", [9.0, 2.0]), ("9, .5", None),
+        ("(2) 5", None), ("1) 9", None), ("2. 5", None), ("Answer 2: 5", None),
+        ("[1, 2]", [1.0, 2.0]), ("9. 8.", [9.0, 8.0]),
     ],
 )  # fmt: skip
 def test_judgements_of_the_policy_are_words_of_their_own(line, scores):
