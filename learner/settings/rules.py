@@ -447,7 +447,31 @@ def notes(learner: LearnerConfig, *, segment_tokens: int) -> Iterator[str]:
             f"each, run offbeat learner RUN_FILE --node N, with N from 1 to {learner.nodes - 1}"
         )
     yield from family_notes(learner)
+    yield from _short_phases(learner)
     yield from _lora(learner)
+
+
+LEAST_PHASE = 0.1
+"""Share of a run's steps below which a part of the method that acts at its beginning hardly acts."""
+
+
+def _short_phases(learner: LearnerConfig) -> Iterator[str]:
+    """Yield a line for each part that acts in a small share of the run's steps alone."""
+    change, bonus, stages = learner.algorithm.reincarnation, learner.reward.bonus, learner.reward.stages
+    ends = {
+        "learner.algorithm.reincarnation.step": 0 if change is None else change.step,
+        "learner.reward.bonus.until_version": 0
+        if bonus is None
+        else bonus.until_version * learner.publish_every,
+        "learner.reward.stages": stages[-1].until_version * learner.publish_every if stages else 0,
+    }
+    for field, end in ends.items():
+        if 0 < end < LEAST_PHASE * learner.steps:
+            yield (
+                f"{field} ends what comes before it after {end} of {learner.steps} steps, "
+                f"{100 * end / learner.steps:.0f} % of the run: what the method is named for hardly acts; raise it in "
+                "proportion to learner.steps"
+            )
 
 
 def family_notes(learner: LearnerConfig) -> Iterator[str]:

@@ -461,6 +461,17 @@ BEHAVIOUR = {"corrections": [], "surrogate": CENTRED}
         ),
         (algorithm(updates_per_batch=2), []),
         (algorithm(passes=2), []),
+        (
+            {"steps": 600}
+            | algorithm(
+                updates_per_batch=2, reincarnation={"step": 50, "updates_per_batch": 2}, kl={"kind": "convex"}
+            ),
+            [["reincarnation.step", "50 of 600 steps", "8 % of the run"]],
+        ),
+        (
+            {"steps": 1000, "reward": {"stages": [{"until_version": 30, "weights": {"a": 0.0}}]}},
+            [["learner.reward.stages", "30 of 1000 steps", "3 % of the run"]],
+        ),
         (algorithm(proximal="interpolated"), []),
         (algorithm(**BEHAVIOUR), []),
         (algorithm(surrogate={"kind": "weighted", "centre": "proximal"}), [['"weighted"', "never act"]]),
