@@ -352,16 +352,21 @@ def own_rewards(config: OwnReward, members: Members) -> list[list[Reward]]:
                 raise formula.refused(
                     f"returned {rewards!r:.200} for {t.trajectory_id}; return a list of Reward"
                 )
+            try:
+                value = float(reward.value)
+            except (TypeError, ValueError, RuntimeError):
+                raise formula.refused(
+                    f"gave {t.trajectory_id} the reward {reward.value!r:.200}; it has to be a number"
+                ) from None
             if turns and reward.turn not in turns:
                 raise formula.refused(
                     f"gave {t.trajectory_id} a reward in turn {reward.turn}, which it does not have (turns: "
                     f"{', '.join(map(str, sorted(turns)))})"
                 )
-            if not math.isfinite(reward.value):
-                raise formula.refused(
-                    f"gave {t.trajectory_id} the reward {reward.value}; it has to be finite"
-                )
-    return [list(rewards) for rewards in result]
+            if not math.isfinite(value):
+                raise formula.refused(f"gave {t.trajectory_id} the reward {value}; it has to be finite")
+    # Numbers of numpy cannot be written to samples, to the replay table or to a checkpoint.
+    return [[Reward(str(r.name), int(r.turn), float(r.value)) for r in rewards] for rewards in result]
 
 
 def as_given(t: Trajectory) -> Trajectory:

@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,14 +18,15 @@ from launch.run_file.load import check, load, with_files
 from launch.run_folder import changes
 from learner.advantages import assign_advantages
 from learner.errors import FormulaError
-from learner.formulas import Reward, Rollouts, hash_of, load_formula
-from learner.rewards import as_given, composed
+from learner.formulas import Members, Reward, Rollouts, hash_of, load_formula
+from learner.replay.file import decode_item, encode_item
+from learner.rewards import as_given, composed, own_rewards
 from learner.settings.advantages import RewardConfig
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.formulas import OwnReward, OwnSurrogate, own_formulas, with_own_formulas
 from learner.settings.learner import LearnerConfig
 from learner.update.checkpoint import changed_formulas
-from learner.update.formula_probe import probe_view, problems
+from learner.update.formula_probe import probe_trajectories, probe_view, problems
 from learner.update.objective import make_surrogate
 from tests.methods import OWN
 from tests.trajectories import make_batch_of_groups, make_trajectory
@@ -398,6 +401,24 @@ def test_an_advantage_of_each_token(write):
     credit = assign_advantages(AlgorithmConfig.model_validate({"advantage": {"kind": kind}}), members)
     expected = np.concatenate([t.action_turn_index() + t.return_ for t in members])
     assert credit.advantage.tolist() == expected.tolist()
+
+
+def test_own_rewards_of_numpy_are_kept_in_the_replay_table(write):
+    """MessagePack has no numbers of numpy, so each checkpoint of a run with replay would fail."""
+    kind = write(
+        "def f(members):\n    return [[Reward('x', np.int64(1), np.float32(2))] for t in members.trajectories]"
+    )
+    t = probe_trajectories()[0]
+    (rewards,) = own_rewards(OwnReward(kind=kind), Members([t], group=False, updates=0))
+    stored = encode_item(replace(t, rewards=rewards))
+    again = decode_item(msgspec.msgpack.decode(msgspec.msgpack.encode(stored), type=type(stored)))
+    assert again.rewards == [Reward("x", 1, 2.0)]
+
+
+def test_own_rewards_that_are_no_numbers_are_refused(write):
+    kind = write("def f(members):\n    return [[Reward('x', 1, 'much')] for t in members.trajectories]")
+    (wrong,), _ = found("reward", kind)
+    assert "gave g0.0 the reward 'much'; it has to be a number" in wrong
 
 
 def test_own_rewards_come_last_and_the_given_ones_are_kept(write):
