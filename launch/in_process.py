@@ -7,16 +7,18 @@ and a traceback has the whole way of an error. docs/extend/debugging.md shows ho
 """
 
 import asyncio
+import bdb
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
-from bdb import BdbQuit
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 from launch import logs, run_folder
@@ -116,7 +118,8 @@ def train_in_process(
     Raises:
         ConfigError: the run cannot be in one process, or there is no run to resume.
         NothingTrained: the run ended before its first step.
-        KeyboardInterrupt: a person ended the run, with Ctrl-C or at the debugger.
+        KeyboardInterrupt: a person ended the run, at the debugger, or with Ctrl-C before the learner has begun. Later
+            the first Ctrl-C ends the run behind its step, with a checkpoint; a second one raises this.
         Exception: whatever the code of a role, an environment or a method raises, with its own traceback.
     """
     from launch.model import prepare
@@ -136,16 +139,15 @@ def train_in_process(
         run_folder.save_config(config, folder / run_folder.CONFIG)
         say(f"{'resuming' if resume else 'run folder'} {folder}")
         model = str(prepare(config))
-        with loop_of_all_roles() as loop, usual_tracebacks():
+        with loop_of_all_roles() as loop, usual_tracebacks(), quitting_ends(), usual_signals():
             roles = Roles(config, folder, model, journal, loop, say)
             try:
                 roles.start(engine)
                 roles.learn(resume=bool(resume), from_step=from_step)
-            except BdbQuit:
-                raise KeyboardInterrupt from None
             finally:
                 roles.end()
-        return _summary(config, folder, time.monotonic() - began, resumed=bool(resume))
+        seconds = time.monotonic() - began
+        return _summary(config, folder, seconds, resumed=bool(resume), interrupted=roles.interrupted)
 
 
 def alone(config: RunConfig) -> RunConfig:
@@ -177,6 +179,31 @@ def usual_tracebacks() -> Iterator[None]:
         yield
     finally:
         sys.excepthook = before
+
+
+@contextlib.contextmanager
+def quitting_ends() -> Iterator[None]:
+    """Let ``q`` at the debugger raise KeyboardInterrupt, wherever it stands.
+
+    Whoever handles one message or episode goes on after each Exception, and would take BdbQuit for an error of it.
+    """
+    before = bdb.BdbQuit
+    bdb.BdbQuit = KeyboardInterrupt  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        bdb.BdbQuit = before  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def usual_signals() -> Iterator[None]:
+    """Put back the handlers of signals that the learner replaces: the caller may go on after the run."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 class StandingLoop(asyncio.SelectorEventLoop):
@@ -258,6 +285,8 @@ class Roles:
         self._tail, self._began, self._shown = MetricsTail(since=time.time()), time.perf_counter(), 0
         self._link: LoopLink | None = None
         self._stop_broker: Callable[[], None] = lambda: None
+        self.interrupted = False
+        """True after the first Ctrl-C behind the learner's start."""
 
     def start(self, engine: AbstractAsyncContextManager[Any] | None) -> None:
         """Start broker, generator and actor, and wait until the broker knows the last two."""
@@ -356,7 +385,22 @@ class Roles:
     def _connect(self, *arguments: Any, **settings: Any) -> LoopLink:
         self._check()
         self._link = LoopLink(*arguments, loop=self._loop, **settings)
+        self._count_interrupts()
         return self._link
+
+    def _count_interrupts(self) -> None:
+        """Let a second Ctrl-C end what runs: the learner takes note of one only, and a reward may never return."""
+        first = signal.getsignal(signal.SIGINT)
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            self.interrupted = True
+            self._say("ending the run behind this step, with a checkpoint; a second Ctrl-C ends it at once")
+            if callable(first):
+                first(number, frame)
+
+        signal.signal(signal.SIGINT, interrupt)
 
     def _begin(self, name: str, work: Any) -> None:
         task = self._tasks[name] = self._loop.create_task(work, name=name)
@@ -389,7 +433,9 @@ class Roles:
             self._say(progress_line(values, self._config, time.perf_counter() - self._began))
 
 
-def _summary(config: RunConfig, folder: Path, seconds: float, *, resumed: bool) -> dict[str, Any]:
+def _summary(
+    config: RunConfig, folder: Path, seconds: float, *, resumed: bool, interrupted: bool
+) -> dict[str, Any]:
     """Write the summary of the run, and return it.
 
     Raises:
@@ -398,10 +444,12 @@ def _summary(config: RunConfig, folder: Path, seconds: float, *, resumed: bool) 
     from launch.supervise.summary import Course, write_summary
 
     result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    # The learner calls every signal by one name.
+    ended_by = "Ctrl-C" if interrupted and result["ended_by"] == "SIGTERM" else str(result["ended_by"])
     if not result["steps"]:
-        raise NothingTrained(f"ended before the first step: {result['ended_by']}; nothing was trained")
+        raise NothingTrained(f"ended before the first step: {ended_by}; nothing was trained")
     course = Course(
-        ended_by=str(result["ended_by"]),
+        ended_by=ended_by,
         wall_seconds=seconds,
         killed=[],
         restarts={},

@@ -1,17 +1,23 @@
 """One process: what it refuses, and a clock that stands while a person is in a debugger."""
 
 import asyncio
+import bdb
+import io
+import pdb  # a debugger with keys of the test
+import signal
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+import protocol.direct
 from launch import cli
 from launch.cli import breakpoints_left_out
 from launch.errors import ConfigError
-from launch.in_process import loop_of_all_roles, refuse
+from launch.in_process import Roles, loop_of_all_roles, quitting_ends, refuse, usual_signals
 from launch.run_file.load import check
+from learner.process import Stop
 
 JOB = {"model": {"path": "m"}, "env": {"name": "calculator"}}
 
@@ -83,6 +89,37 @@ def test_no_deadline_passes_while_a_turn_of_the_loop_takes_long(monkeypatch):
         assert loop.run_until_complete(asyncio.sleep(0, True))
         assert loop.time() - before < 0.2
     assert time.monotonic is usual
+
+
+def test_q_at_the_debugger_ends_the_run_in_the_handler_of_a_message(monkeypatch):
+    """A handler goes on after each Exception, so q would lose the message and go on."""
+    debugger = pdb.Pdb(stdin=io.StringIO("q\n"), stdout=io.StringIO(), readrc=False)
+
+    def handle(frames):
+        debugger.set_trace()
+        return frames
+
+    usual, traced = bdb.BdbQuit, sys.gettrace()
+    try:
+        with quitting_ends(), pytest.raises(KeyboardInterrupt):
+            protocol.direct._guarded(handle, [])
+    finally:
+        sys.settrace(traced)
+    assert bdb.BdbQuit is usual
+
+
+def test_the_first_interrupt_is_the_learners_and_the_second_ends_what_runs(tmp_path):
+    said, before = [], signal.getsignal(signal.SIGINT)
+    with usual_signals():
+        roles, stop = Roles(job(), tmp_path, "m", "memory", None, said.append), Stop()
+        roles._count_interrupts()
+        signal.raise_signal(signal.SIGINT)
+        assert stop.reason() == "SIGTERM"
+        assert roles.interrupted
+        assert "a second Ctrl-C ends it at once" in said[0]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_trial_of_an_environment_leaves_its_breakpoints_out(monkeypatch):
