@@ -123,7 +123,7 @@ def method_file(name: Any, source: Path) -> Path:
     name = MEANT.get(name.lower(), name)
     if name in methods:
         return methods[name]
-    file = source.parent / name
+    file: Path = source.parent / name
     if file.suffix == ".toml" and file.is_file():
         return file
     if name in run_files():
