@@ -160,6 +160,7 @@ METHODS: dict[str, Method] = {
     "mdpo": Method((Part("KL of the mirror", PROXIMAL),)),
     "lag-clip": Method((Part("contraction by lag", surrogate(contraction=0.0)),)),
     "rloo": Method((Part("leave-one-out baseline", CENTRED),)),
+    "remax": Method((Part("greedy baseline", CENTRED),)),
     "ipa": Method(
         (
             Part("return by turns", CENTRED),

@@ -50,7 +50,8 @@ class PolicyTable(nn.Module):
         entropies: list[float] = []
         logps: list[list[float]] = []
         returns: list[list[float]] = []
-        for t in trajectories:
+        # A greedy answer has no distribution, and is not trained.
+        for t in (t for t in trajectories if not t.baseline):
             logp, entropy, base = numbers[t.trajectory_id].arrays()
             ids = t.token_ids.astype(np.int64)
             for n, place in enumerate(np.flatnonzero(t.learned_mask)):

@@ -19,8 +19,8 @@ EVENTS = {
     *("ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding"),
 }
 """Recipes whose named part is an event of a run: a family, or a rescue from the replay table."""
-NOT_RECORDED = {"remax", "smollm2"}
-"""Recipes without recorded episodes: one has greedy answers, the other has the algorithm of `calculator`."""
+NOT_RECORDED = {"smollm2"}
+"""Recipes without recorded episodes; this one has the algorithm of `calculator`."""
 SMALL = 400_000
 """Most bytes of a file of episodes."""
 
