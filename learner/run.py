@@ -286,6 +286,7 @@ class TrainingRun:
         except Stopped as reason:
             self.ended_by = str(reason)
             log.info("training ends at step %d: %s", trainer.step, reason)
+            trainer.write_first_group()
         self.checkpoints.save_if_behind()
         if self.ended_by in ("all steps done", TIME_LIMIT) or self.ended_by.startswith(SOLVED):
             for name in trainer.config.evaluation_sets:
@@ -305,8 +306,13 @@ class TrainingRun:
         trainer.totals.step_seconds += time.monotonic() - started
 
     def while_waiting(self) -> None:
-        """End with the error of a publication, if one failed; write a checkpoint if the broker asks for one."""
+        """Do what cannot wait for the next step.
+
+        End with the error of a publication, if one failed; write samples of the first group, and a checkpoint if the
+        broker asks for one.
+        """
         self.trainer.publisher.check()
+        self.trainer.write_first_group()
         self.checkpoints.save_if_wanted()
 
     def evaluate_what_is_due(self) -> None:

@@ -105,6 +105,21 @@ def of_uniform(arrived: Sequence[Trajectory], trained: Sequence[Trajectory]) -> 
     return [("uniform", i) for i in uniform[-1:]]
 
 
+def of_first_group(arrived: Sequence[Trajectory]) -> list[Choice]:
+    """Return the best and the worst member of the first group that is whole, and failed ones; nothing before that.
+
+    They are shown whatever the group's returns are, because a run that never makes a step has nothing else to show.
+    """
+    here = Counter(t.group_id for t in arrived if not t.baseline)
+    first = next((t.group_id for t in arrived if here[t.group_id] >= t.group_size), None)
+    if first is None:
+        return []
+    members = [t if t.group_id == first else None for t in arrived]
+    places = [i for i, t in enumerate(members) if t is not None and t.status != "failed" and not t.baseline]
+    best_and_worst = dict.fromkeys(_extremes(arrived, places)) if places else ()
+    return [*(("first", i) for i in best_and_worst), *of_failed(members)]
+
+
 def why_failed(t: Trajectory) -> str:
     """Return why an episode failed, in one sentence."""
     return describe(failure_or_text(t.failure, t.error))
@@ -279,6 +294,13 @@ class SampleLog:
         self._spent += self._clock() - begun
         return samples
 
+    def first_group(self, version: int, arrived: Sequence[Trajectory]) -> bool:
+        """Write samples of the first group that ended before the first step. Return whether there was one."""
+        chosen = of_first_group(arrived)
+        if chosen and self._decode is not None:
+            self._append([self._sample(arrived[i], why, 0, version) for why, i in chosen])
+        return bool(chosen)
+
     def untrained(self, step: int, version: int, arrived: Sequence[Trajectory]) -> None:
         """Write samples of what arrived if no step can be made of it."""
         if self._decode is None:
@@ -323,7 +345,10 @@ class SampleLog:
             sample = decode_line(line)
             if sample is None or sample.step != step:
                 return sample is not None and sample.step < step
-            return sample.evaluation in evaluations if sample.evaluation else sample.chosen != "untrained"
+            if sample.evaluation:
+                return sample.evaluation in evaluations
+            # Those of step 0 were written before any step, and are written again.
+            return step > 0 and sample.chosen != "untrained"
 
         for name in (OLDER_SAMPLES_FILE, SAMPLES_FILE):
             path = self._run_dir / name

@@ -125,6 +125,8 @@ class Trainer:
     gpu: SharedGpu = field(default_factory=lambda: SharedGpu(None, 0.0))
     names_checked: bool = False
     """True if this process has compared the names in the settings with what episodes have."""
+    first_group_written: bool = False
+    """True if samples of the first group that ended are written."""
     sampler_limit: float = math.inf
     """Largest mean difference between the log-probabilities of generators and learner, in nats."""
     idle_parts: IdleParts | None = None
@@ -324,6 +326,12 @@ class Trainer:
         self.note_idle_parts(scalars)
         if self.samples is not None:
             self.samples.step(self.step, updated, trained, arrived, report.advantages)
+
+    def write_first_group(self) -> None:
+        """Write samples of the first group that ends before the first step, whatever its returns are."""
+        if self.samples is None or self.step or self.first_group_written:
+            return
+        self.first_group_written = self.samples.first_group(self.version, self.batches.intake.recent)
 
     def report_untrained(self) -> None:
         """Report the trajectories of a run in which there is nothing to learn, because no step reports them."""

@@ -34,7 +34,8 @@ def show(
     samples = list(read_samples(folder))
     if not samples:
         raise ConfigError(
-            f"{folder} has no samples yet ({SAMPLES_FILE}): the first evaluation and the first step write them"
+            f"{folder} has no samples yet ({SAMPLES_FILE}): the first evaluation writes them, and the first group of "
+            "training tasks that ends"
         )
     shown = chosen(samples, only=only, heldout=heldout, step=step, count=count)
     if not shown:
@@ -74,6 +75,8 @@ def block(sample: Sample) -> str:
     where = f"held-out, {sample.evaluation}" if sample.split == "heldout" else "trained"
     if sample.chosen in ("untrained", "uniform"):
         where = "not trained" + (", as its group has equal returns" if sample.chosen == "uniform" else "")
+    elif sample.chosen == "first" and sample.split == "train":
+        where = "first group"
     elif sample.failed and sample.split == "train":
         where = "training task"
     head = f"step {sample.step}, {where}, {sample.task} ({sample.env}): {facts(sample)}"

@@ -47,6 +47,13 @@ def evaluation_samples(samples: Sequence[Sample], step: int, name: str = "") -> 
     return shown + trained[-1:]
 
 
+def first_group(samples: Sequence[Sample]) -> list[Sample]:
+    """Return the samples of the first group that ended, while the run has done no step."""
+    if any(s.step for s in samples):
+        return []
+    return [s for s in samples if s.split == "train"][: HELD_OUT + 1]
+
+
 def sample_lines(sample: Sample, width: int) -> list[str]:
     """Return two lines of at most ``width`` columns: the numbers of a sample, and its prompt with its answer.
 
@@ -61,6 +68,8 @@ def sample_lines(sample: Sample, width: int) -> list[str]:
           Spell backward: cat -> tac\\x1b[2J
     """
     where = "held-out" if sample.split == "heldout" else f"trained at step {sample.step}"
+    if sample.split == "train" and not sample.step:
+        where = "first group"
     prompt, answer = escaped(prompt_of(sample)).strip(), escaped(answer_of(sample)).strip()
     texts = "  " + fit(prompt, int(width * PROMPT_SHARE)) + " -> "
     return [fit(f"{where}: {facts(sample)}", width), texts + fit(answer, max(8, width - cell_len(texts)))]
@@ -100,6 +109,7 @@ class Panel:
         self._started = self._training_since = time.monotonic()
         self._tail = MetricsTail(time.time())
         self._seen_step = self._step = 0
+        self._shows_first_group = True
         self._stepped = self._started
         self._printed, self._printed_step, self._line = 0.0, -1, ""
         self._answer: Answer | None = None
@@ -199,8 +209,18 @@ class Panel:
         for news in self._tail.read(folder / METRICS):
             self.note(sentence(news))
             if (name := set_of(news)) is not None:
-                for sample in evaluation_samples(newest_samples(folder), news["step"], name):
-                    self._print("\n".join(MARGIN + line for line in sample_lines(sample, self._width)))
+                self._show_samples(evaluation_samples(newest_samples(folder), news["step"], name))
+        # Its samples stand here before any step, and alone where the run never makes one.
+        if self._shows_first_group and not self._tail.values.get("step"):
+            first = first_group(newest_samples(folder))
+            if first:
+                self._shows_first_group = False
+                self.note("the first group of training tasks has ended")
+                self._show_samples(first)
+
+    def _show_samples(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            self._print("\n".join(MARGIN + line for line in sample_lines(sample, self._width)))
 
     def show(self, summary: Summary) -> None:
         """Print the table at the end."""

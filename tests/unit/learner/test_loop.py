@@ -534,6 +534,19 @@ def test_tensorboard_has_charts_histograms_of_returns_and_a_table_of_samples(tmp
     ]
 
 
+def test_the_first_group_has_samples_while_no_step_comes_and_after_an_interrupt(tmp_path):
+    it = learner(tmp_path, ["applied"], stop_at=(0, "SIGTERM"), evaluation_tasks=0)
+    it.trainer.samples = SampleLog(tmp_path, lambda ids: f"{len(ids)} tokens")
+    it.session.intake.recent = []
+    it.while_waiting()
+    assert list(read_samples(tmp_path)) == []
+    it.session.intake.recent = [make_trajectory("1g0.0.0", group="1g0", group_size=1, reward=0.0)]
+    it.train()
+    assert [(s.step, s.chosen, s.return_) for s in read_samples(tmp_path)] == [(0, "first", 0.0)]
+    it.while_waiting()
+    assert len(list(read_samples(tmp_path))) == 1
+
+
 def test_rewards_of_several_names_have_a_histogram_each(tmp_path):
     two = [Reward("exact", 1, 1.0), Reward("format", 1, 0.5), Reward("exact", 3, 0.5)]
     arrived = [make_trajectory("a", rewards=two), make_trajectory("b", rewards=two[:1])]

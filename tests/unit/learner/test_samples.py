@@ -119,6 +119,25 @@ def test_of_groups_with_equal_returns_the_newest_has_a_sample():
     assert of_uniform(arrived[4:5], []) == [], "the other member may still come"
 
 
+def test_the_first_group_that_is_whole_is_kept_whatever_its_returns(samples, tmp_path):
+    def member(i, group, **changes):
+        return make_trajectory(f"{group}.{i}.0", group=group, group_size=2, **changes)
+
+    begun = [member(0, "1g0", reward=0.0)]
+    assert not samples.first_group(0, begun)
+    assert list(read_samples(tmp_path)) == []
+    equal = [*begun, member(0, "1g1", reward=0.0), member(1, "1g1", reward=0.0)]
+    assert samples.first_group(0, equal)
+    kept = [(s.step, s.split, s.chosen, s.group) for s in read_samples(tmp_path)]
+    assert kept == [(0, "train", "first", "1g1")] * 2
+    # A learner that begins anew at step 0 writes them again.
+    samples.rewind(0, ())
+    assert list(read_samples(tmp_path)) == []
+    fails = {"status": "failed", "failure": Failure(kind="KeyError", message="'x'")}
+    assert samples.first_group(0, [member(0, "1g2", **fails), member(1, "1g2", **fails)])
+    assert [(s.chosen, s.failure) for s in read_samples(tmp_path)] == [("failed", "KeyError: 'x'")]
+
+
 # --- the texts ---
 
 

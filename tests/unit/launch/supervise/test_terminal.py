@@ -131,6 +131,22 @@ def test_an_evaluation_shows_its_worst_its_best_and_an_answer_that_was_trained()
     assert evaluation_samples([], 10) == []
 
 
+def test_the_first_group_is_shown_once_while_no_step_comes(tmp_path, capsys):
+    panel = Panel()
+    panel._tell_news(tmp_path)
+    assert capsys.readouterr().out == ""
+    row = sample(step=0, chosen="first", answer="five", end="finished: stop")
+    (tmp_path / SAMPLES_FILE).write_bytes(encode_line(row))
+    panel._tell_news(tmp_path)
+    panel._tell_news(tmp_path)
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:] == ["first group: return 0, finished: stop", "2 + 2 = -> five"]
+    # A run that goes on after steps has shown them.
+    (tmp_path / SAMPLES_FILE).write_bytes(encode_line(row) + encode_line(sample(step=3)))
+    Panel()._tell_news(tmp_path)
+    assert capsys.readouterr().out == ""
+
+
 def test_a_failed_episode_is_shown_first():
     rows = [sample(evaluation="before", return_=value) for value in (0.0, 1.0)]
     rows.append(sample(evaluation="before", failed=True, failure="KeyError: 'x'"))
