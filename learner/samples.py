@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -133,6 +134,43 @@ def escaped(text: str, *, keep: str = "") -> str:
 def prompt_of(sample: Sample) -> str:
     """Return the text of the prompt, or ""."""
     return sample.parts[0].text if sample.parts and sample.parts[0].kind == "prompt" else ""
+
+
+_USER_TURN = re.compile(
+    r"<[|｜]?(?:im_start|start_header_id|start_of_turn|start_of_role|start|turn)[|｜]?>\s*(?:user|human)\b"
+    r"(?:<\|(?:end_header_id|end_of_role|im_sep|message)\|>)?"
+    r"|<[|｜]?(?:user|human)(?:_token)?[|｜]?>|\[INST\]",
+    re.IGNORECASE,
+)
+_TURN_END = re.compile(
+    r"<[|｜][^<>\s]{1,40}>|<[^<>\s]{1,40}[|｜]>|<(?:/s|eos|end_of_turn|start_of_turn|assistant)>|\[/INST\]",
+    re.IGNORECASE,
+)
+_CUT = re.compile(r" \[\d+ (?:characters|tokens) left out\] ")
+
+
+def question_of(sample: Sample) -> str:
+    """Return the last user message of the prompt, without the marks of the chat template.
+
+    A prompt in which no mark of a user's turn is known is returned as it is.
+
+    Example:
+        >>> text = "<|im_start|>system\\nHi<|im_end|>\\n<|im_start|>user\\n1 + 1?<|im_end|>\\n<|im_start|>assistant\\n"
+        >>> parts = [SamplePart("prompt", text, 20)]
+        >>> question_of(Sample(step=1, policy_version=0, split="train", env="e", task="t", group="g", parts=parts))
+        '1 + 1?'
+    """
+    prompt = prompt_of(sample)
+    begins = [match.end() for match in _USER_TURN.finditer(prompt)]
+    if not begins:
+        return prompt
+    begin = begins[-1]
+    end = _TURN_END.search(prompt, begin)
+    gap = next((match for match in _CUT.finditer(prompt, begin) if end and match.start() > end.start()), None)
+    if gap is not None:
+        # The beginning of the last turn was cut out of a long prompt, and an earlier turn was found.
+        begin, end = gap.end(), _TURN_END.search(prompt, gap.end())
+    return prompt[begin : end.start() if end else len(prompt)].strip()
 
 
 def answer_of(sample: Sample) -> str:

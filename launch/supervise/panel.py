@@ -23,7 +23,7 @@ from launch.supervise.progress import (
 )
 from launch.supervise.summary import Summary, summary_rows
 from learner.run_files import METRICS
-from learner.samples import Sample, answer_of, escaped, facts, newest_samples, prompt_of
+from learner.samples import Sample, answer_of, escaped, facts, newest_samples, question_of
 
 HELD_OUT = 2
 """Held-out answers that are shown; beside them, one trained answer."""
@@ -55,7 +55,7 @@ def first_group(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def sample_lines(sample: Sample, width: int) -> list[str]:
-    """Return two lines of at most ``width`` columns: the numbers of a sample, and its prompt with its answer.
+    """Return two lines of at most ``width`` columns: the numbers of a sample, and its question with its answer.
 
     Example:
         >>> from learner.samples import SamplePart
@@ -70,7 +70,7 @@ def sample_lines(sample: Sample, width: int) -> list[str]:
     where = "held-out" if sample.split == "heldout" else f"trained at step {sample.step}"
     if sample.split == "train" and not sample.step:
         where = "first group"
-    prompt, answer = escaped(prompt_of(sample)).strip(), escaped(answer_of(sample)).strip()
+    prompt, answer = escaped(question_of(sample)).strip(), escaped(answer_of(sample)).strip()
     texts = "  " + fit(prompt, int(width * PROMPT_SHARE)) + " -> "
     return [fit(f"{where}: {facts(sample)}", width), texts + fit(answer, max(8, width - cell_len(texts)))]
 

@@ -155,6 +155,30 @@ def test_a_failed_episode_is_shown_first():
     assert sample_lines(shown[0], 100)[0] == "held-out: failed: KeyError: 'x'"
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "<|im_start|>system\nYou are kind.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_start|>user<|im_sep|>{}<|im_end|><|im_start|>assistant<|im_sep|>",
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nDate<|eot_id|><|start_header_id|>user"
+        "<|end_header_id|>\n\n{}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<bos><start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n",
+        "<bos><|turn>user\n{}<turn|>\n<|turn>model\n",
+        "<s>[INST] Earlier [/INST] so</s>[INST] {} [/INST]",
+        "<｜begin▁of▁sentence｜>You are kind.<｜User｜>{}<｜Assistant｜><think>\n",
+        "<|start|>system<|message|>You are.<|end|><|start|>user<|message|>{}<|end|><|start|>assistant",
+        "[gMASK]<sop><|user|>\n{}<|assistant|>\n<think></think>\n",
+        "<bos><user>Earlier<assistant>so<eos><user>{}<assistant>",
+        "<|im_start|>user\nAn example<|im_end|>\n [900 characters left out] {}<|im_end|>\n<|im_start|>assistant\n",
+        "{}",
+    ],
+)
+def test_the_line_has_the_question_and_not_the_marks_of_the_template(prompt):
+    for question in ("What is 13 + 92?", "Is a < b in <b>HTML</b>?"):
+        asked = sample(prompt.format(question), "105<|im_end|>")
+        assert sample_lines(asked, 100)[1] == f"  {question} -> 105<|im_end|>"
+
+
 @pytest.mark.parametrize("text", ["x" * 500, "漢字" * 200, "\x1b[2J" * 90, "\U0001f600" * 300])
 @pytest.mark.parametrize("width", [20, 70, 150])
 def test_lines_are_cut_to_the_terminal(text, width):
