@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from learner.gauges import HISTOGRAMS, REWARD, is_declared
 from learner.intake.evaluation import mean_rewards, share_correct
 from learner.run_files import METRICS
-from learner.samples import Sample, markdown_table
+from learner.samples import Sample, markdown_code, markdown_table
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, describe
 from protocol.files import write_whole
 from protocol.gauges import tag
-from protocol.messages.episodes import Failure
 
 CHARTS: dict[str, tuple[str, ...]] = {
     "reward": ("rollout/return_mean", "rollout/correct_share", "reward/"),
@@ -191,7 +190,9 @@ class Report:
         if len(rows) == self._reasons:
             return
         self._reasons = len(rows)
-        lines = [f"| {count} | {_cell(failure)} |" for failure, count in failures.most_frequent()]
+        lines = [
+            f"| {count} | {markdown_code(describe(failure))} |" for failure, count in failures.most_frequent()
+        ]
         table = "\n".join(["| episodes | why they failed |", "|---|---|", *lines])
         self._writer.add_text("failures", table, step)
         self._writer.flush()
@@ -206,11 +207,6 @@ class Report:
         """Close both files."""
         self._writer.close()
         self._lines.close()
-
-
-def _cell(failure: Failure) -> str:
-    """Return a failure as a cell of a Markdown table."""
-    return "`" + describe(failure).replace("|", "/").replace("`", "'") + "`"
 
 
 def _step(line: str) -> float:

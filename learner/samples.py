@@ -232,10 +232,24 @@ def _row(sample: Sample) -> Sequence[str]:
     )
 
 
+def markdown_code(text: str) -> str:
+    """Return a text as code in a cell of a Markdown table, so that nothing in it is markup.
+
+    The bars of special tokens are written as entities, which both GitHub and TensorBoard show as bars.
+
+    Example:
+        >>> markdown_code("a|b"), markdown_code("a < b")
+        ('<code>a&#124;b</code>', '`a < b`')
+    """
+    plain = escaped(text).replace("`", "'")
+    if "|" not in plain:
+        return f"`{plain}`"
+    # Inside of HTML, Markdown would still read its own marks.
+    return f"<code>{re.sub(r'[^a-zA-Z0-9 ]', lambda match: f'&#{ord(match[0])};', plain)}</code>"
+
+
 def _cell(text: str) -> str:
-    """Return a text as a cell of a Markdown table: as code, so that nothing in it is markup."""
     if not text:
         return ""
-    plain = escaped(text).replace("|", "/").replace("`", "'")
-    half = CELL_CHARS // 2
-    return "`" + (plain if len(plain) <= CELL_CHARS else f"{plain[:half]} ... {plain[-half:]}") + "`"
+    plain, half = escaped(text), CELL_CHARS // 2
+    return markdown_code(plain if len(plain) <= CELL_CHARS else f"{plain[:half]} ... {plain[-half:]}")

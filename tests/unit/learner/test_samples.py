@@ -1,5 +1,6 @@
 """Test what the learner keeps of what the model wrote: the choice, the texts, the file, and going back."""
 
+import html
 import json
 import os
 
@@ -28,6 +29,7 @@ from learner.samples import (
     OLDER_SAMPLES_FILE,
     SAMPLES_FILE,
     Sample,
+    SamplePart,
     escaped,
     markdown_table,
     newest_samples,
@@ -340,6 +342,19 @@ def test_no_control_character_of_a_model_reaches_the_file_or_a_table(samples, tm
     assert len(table.splitlines()) == 3
     assert table.splitlines()[2].count("|") == table.splitlines()[0].count("|")
     assert ESCAPE not in table
+
+
+@pytest.mark.filterwarnings("ignore:html5lib")
+def test_tensorboard_shows_special_tokens_as_they_are():
+    from tensorboard.plugin_util import markdown_to_safe_html
+
+    text = "<|im_start|>user\\n*a* _b_ | [c](http://d) &amp; \\| `e`"
+    row = Sample(step=1, policy_version=0, split="train", env="e", task="t", group="g", parts=[
+        SamplePart("prompt", text, 3)
+    ])  # fmt: skip
+    shown = html.unescape(markdown_to_safe_html(markdown_table([row])))
+    assert f"<td><code>{text.replace('`', chr(39))}</code></td>" in shown
+    assert shown.count("<td>") == 8
 
 
 def test_a_line_of_a_later_version_is_read():
