@@ -26,7 +26,7 @@ from launch.errors import ConfigError, NothingTrained
 from launch.placement import VARIABLE, visible_gpus
 from launch.run_file.sections import RunConfig
 from launch.run_folder import http_keys, prepare_keys
-from launch.supervise.progress import MetricsTail, progress_line, sentence
+from launch.supervise.progress import MetricsTail, nothing_trained, progress_line, sentence
 from learner.run_files import METRICS, RESULT
 from protocol.direct import DIRECT
 from protocol.security.addresses import is_loopback
@@ -447,7 +447,7 @@ def _summary(
     # The learner calls every signal by one name.
     ended_by = "Ctrl-C" if interrupted and result["ended_by"] == "SIGTERM" else str(result["ended_by"])
     if not result["steps"]:
-        raise NothingTrained(f"ended before the first step: {ended_by}; nothing was trained")
+        raise NothingTrained(nothing_trained(ended_by, result.get("episodes", {})))
     course = Course(
         ended_by=ended_by,
         wall_seconds=seconds,

@@ -373,17 +373,18 @@ class SignalWatch:
         self.uniform_return = returns[0]
         self.uniform.grow()
 
-    def look(self, config: LearnerConfig, now: float, *, training: bool = True) -> None:
+    def look(self, config: LearnerConfig, now: float, *, training: bool = True, trained: bool = True) -> None:
         """End the run if the rows are longer than the settings allow.
 
         A row that follows on something better must also last `data_timeout_s`: a service that a reward needs may
-        come back.
+        come back. A row of failures before the first step need not, because nothing would be lost.
 
         Args:
             config: for `max_failed_episodes`, `max_uniform_groups` and `data_timeout_s`.
             now: monotonic time in seconds.
             training: whether the learner waits for groups. Their returns end no evaluation, because the run whose
                 groups have nothing left is evaluated once more.
+            trained: whether anything was trained so far.
 
         Raises:
             NothingToLearn: all episodes fail, or no group so far had different returns.
@@ -391,7 +392,7 @@ class SignalWatch:
         """
         failed_s, uniform_s = self.failed.look(now), self.uniform.look(now)
         if self.failed.length >= config.max_failed_episodes and (
-            not self.failed.ever_broken or failed_s > config.data_timeout_s
+            not (trained and self.failed.ever_broken) or failed_s > config.data_timeout_s
         ):
             raise NothingToLearn(self._all_fail(config))
         if not training or self.uniform.length < config.max_uniform_groups:

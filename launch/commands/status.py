@@ -21,7 +21,7 @@ from launch.supervise.broker_status import fetch
 from launch.supervise.crew import read_state
 from launch.supervise.health import BROKER
 from launch.supervise.posts import LEARNER
-from launch.supervise.progress import episodes_lines
+from launch.supervise.progress import episodes_lines, nothing_trained
 from launch.supervise.summary import summary_rows
 from learner.run_files import RESULT
 
@@ -241,7 +241,7 @@ def over_lines(folder: Path) -> list[str]:
                 f"  result                 {result}",
             ]
         if not known["steps"]:
-            return [f"{head}ended before the first step: {known['ended_by']}; nothing was trained"]
+            return [head + nothing_trained(known["ended_by"], known.get("episodes", {}))]
         rows = [f"  steps, policy version  {known['steps']:,}, {known['policy_version']:,}"]
         rows += [f"  model                  {folder / 'model'}"] if (folder / "model").is_dir() else []
         rows.append(f"  result                 {result} (there is no {SUMMARY})")

@@ -232,6 +232,33 @@ def episodes_lines(episodes: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+MOST = 0.5
+"""Share of failed episodes from which on they are the reason why nothing was trained."""
+
+
+def nothing_trained(ended_by: str, episodes: Mapping[str, Any]) -> str:
+    """Return the last line of a run that ended before its first step, with the reason as far as it is known.
+
+    Args:
+        ended_by: what ended it.
+        episodes: section of the learner's result; a result of an earlier version has none.
+
+    Example:
+        >>> nothing_trained("Ctrl-C", {"episodes": 8, "failed": 0, "failures": [], "groups": 2, "uniform_groups": 2})
+        'ended before the first step: Ctrl-C; nothing was trained, because all 2 groups had equal returns'
+        >>> nothing_trained("Ctrl-C", {})
+        'ended before the first step: Ctrl-C; nothing was trained'
+    """
+    text = f"ended before the first step: {ended_by}; nothing was trained"
+    groups, ended = episodes.get("groups", 0), episodes.get("episodes", 0)
+    if ended and episodes["failed"] >= MOST * ended:
+        failures = FailureCounts.from_rows(episodes["failed"], episodes["failures"])
+        return f"{text}, because {percent(failures.total, ended)} of episodes failed: {failures.sentence()}"
+    if groups and groups == episodes["uniform_groups"]:
+        return f"{text}, because all {groups} groups had equal returns"
+    return text
+
+
 STILL_S = 10.0
 """Seconds without a learner step after which the line says who waits for whom."""
 

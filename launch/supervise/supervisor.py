@@ -20,6 +20,7 @@ from launch.supervise.crew import Crew
 from launch.supervise.health import BROKER, PEERS, role_of
 from launch.supervise.panel import Panel
 from launch.supervise.posts import BROKER_START_S, LEARNER
+from launch.supervise.progress import nothing_trained
 from launch.supervise.summary import Course, Summary, write_summary
 from learner.checkpoint_files import step_back
 from learner.run_files import CHECKPOINTS, METRICS, RESULT
@@ -295,7 +296,7 @@ def how_it_ended(folder: Path, interrupt: Interrupt) -> str:
     if ended_by == "SIGTERM" and interrupt.word:
         ended_by = interrupt.word
     if not result["steps"]:
-        raise NothingTrained(f"ended before the first step: {ended_by}; nothing was trained")
+        raise NothingTrained(nothing_trained(ended_by, result.get("episodes", {})))
     return ended_by
 
 

@@ -502,7 +502,9 @@ class BrokerSession:
                 looked = time.monotonic()
                 if done():
                     return
-                self.intake.signal.look(self._config, looked, training=limited)
+                self.intake.signal.look(
+                    self._config, looked, training=limited, trained=self.intake.trained_tokens > 0
+                )
                 # Time inside `done`, which may write a checkpoint, does not count as waiting.
                 heard += time.monotonic() - looked
                 if self.receive_messages(POLL_S):

@@ -363,7 +363,7 @@ class LearnerConfig(Section):
     skipped. At least 1."""
     max_failed_episodes: int = Field(64, ge=1)
     """Consecutive episodes that fail after which the run stops with an error that says why. If an episode has
-    ended well before, the failures must also last for `data_timeout_s`. At least 1."""
+    ended well before and something was trained, the failures must also last for `data_timeout_s`. At least 1."""
     max_uniform_groups: int = Field(128, ge=1)
     """Consecutive groups with equal returns after which the run stops, if `filter_uniform_groups` drops them. With
     no other group so far this is an error. Otherwise such groups must also come for `data_timeout_s`, and the run

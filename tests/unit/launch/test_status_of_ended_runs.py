@@ -2,13 +2,15 @@
 
 import json
 import os
+import types
 
 import pytest
 
 from launch.commands import status
-from launch.errors import FINAL, leave_note
+from launch.errors import FINAL, NothingTrained, leave_note
 from launch.run_file.load import check
 from launch.run_folder import BY_HAND, save_config, with_ports
+from launch.supervise.supervisor import how_it_ended
 
 
 @pytest.fixture
@@ -62,6 +64,19 @@ def test_an_evaluation_is_over_and_is_no_run_that_trained_nothing(folder, capsys
     code, said = shown(folder, capsys)
     assert code == 0
     assert said.startswith("run hand is over: all sets evaluated\n  sets evaluated         2\n")
+
+
+def test_the_last_line_says_why_nothing_was_trained(folder, capsys):
+    row = {"kind": "RuntimeError", "message": "judge is down", "place": "r.py:5", "fault": True, "count": 256}
+    episodes = {"episodes": 259, "failed": 256, "failures": [row], "groups": 0, "uniform_groups": 0}
+    write_result(folder, steps=0, ended_by="time limit", episodes=episodes)
+    assert shown(folder, capsys)[1] == (
+        "run hand is over: ended before the first step: time limit; nothing was trained, because 99 % of episodes "
+        "failed: RuntimeError: judge is down in r.py:5\n"
+    )
+    write_result(folder, steps=0, ended_by="Ctrl-C", episodes=episodes)
+    with pytest.raises(NothingTrained, match="nothing was trained, because 99 % of episodes failed: Runtime"):
+        how_it_ended(folder, types.SimpleNamespace(word=""))
 
 
 def test_a_final_error_of_the_learner_is_the_end_of_the_run(folder, capsys):

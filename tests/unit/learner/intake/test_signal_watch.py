@@ -54,6 +54,17 @@ def test_a_service_that_is_away_for_a_while_ends_no_run_that_has_worked():
     watch.look(CONFIG, now=1_302.0)
 
 
+def test_a_success_before_the_first_step_buys_no_time_for_a_reward_that_fails_now():
+    watch = SignalWatch()
+    for _ in range(3):
+        watch.episode(make_trajectory("t"))
+    for _ in range(64):
+        watch.episode(failed())
+    watch.look(CONFIG, now=0.0, trained=True)
+    with pytest.raises(NothingToLearn, match="64 of 64 episodes failed"):
+        watch.look(CONFIG, now=0.0, trained=False)
+
+
 def test_failures_of_the_infrastructure_end_no_run():
     watch = SignalWatch()
     for _ in range(1_000):
