@@ -187,8 +187,9 @@ def rewards_text(sample: Sample) -> str:
         >>> rewards_text(sample)
         'return 1.25'
     """
-    named = ", ".join(f"{escaped(name)} {value:.3g}" for name, value in sample.rewards.items())
-    return f"return {sample.return_:.3g}" + (f" ({named})" if named else "")
+    # As many digits as where groups with equal returns are told, so that one sees why they are equal or not.
+    named = ", ".join(f"{escaped(name)} {value:g}" for name, value in sample.rewards.items())
+    return f"return {sample.return_:g}" + (f" ({named})" if named else "")
 
 
 def versions_text(sample: Sample) -> str:

@@ -64,7 +64,8 @@ def draw_curve(
     """Plot return, share of right answers, held-out results and policy lag against the learner step.
 
     Names stand at the ends of their lines. Evaluations are points with their value, and no line joins them,
-    because nobody measured between them. Each named set has a marker and a colour of its own.
+    because nobody measured between them. Each named set has a marker and a colour of its own. The title says
+    what the bars are.
     """
     import matplotlib as mpl
 
@@ -74,13 +75,16 @@ def draw_curve(
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(8, 5), sharex=True, height_ratios=(3, 1), layout="constrained"
     )
-    ends = []
+    ends, drawn = [], []
     for name, label, colour in CURVES:
         steps, values = _points(lines, name)
         if not steps:
             continue
         means = moving_mean(values)
-        top.plot(steps, means, color=colour, linewidth=2, zorder=3)
+        # A line that lies on another one is dashed, so that both are seen.
+        dashes = "--" if (steps, means) in drawn else "-"
+        drawn.append((steps, means))
+        top.plot(steps, means, color=colour, linewidth=2, linestyle=dashes, zorder=3, label=label)
         style = {"linewidth": 0.6} if len(steps) >= MANY_STEPS else {"linestyle": "", "marker": "."}
         top.plot(steps, values, color=colour, alpha=0.25, zorder=1, **style)
         ends.append((means[-1], label, colour))
@@ -93,7 +97,9 @@ def draw_curve(
     ):
         place = (1.01, height)
         top.annotate(label, place, xycoords=("axes fraction", "data"), color=colour, va="center", fontsize=9)
-    top.set_title(f"{title}: means over {SMOOTHED_STEPS} steps, single steps faint", loc="left", fontsize=10)
+    said = [f"{title}: means over {SMOOTHED_STEPS} steps, single steps faint"] if drawn else [title]
+    said += ["bars: one standard error"] if any(e["accuracy"] is not None for e in evaluations) else []
+    top.set_title("; ".join(said), loc="left", fontsize=10)
     top.set_ylabel("return, share solved" if len(ends) > 1 else "return")
     _lag(bottom, lines)
     bottom.set_ylabel("policy lag")

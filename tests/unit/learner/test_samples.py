@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from launch.model import make_tokenizer, save_tokenizer
 from learner import sample_log
@@ -31,6 +32,7 @@ from learner.samples import (
     Sample,
     SamplePart,
     escaped,
+    facts,
     markdown_table,
     newest_samples,
     read_samples,
@@ -355,6 +357,14 @@ def test_tensorboard_shows_special_tokens_as_they_are():
     shown = html.unescape(markdown_to_safe_html(markdown_table([row])))
     assert f"<td><code>{text.replace('`', chr(39))}</code></td>" in shown
     assert shown.count("<td>") == 8
+
+
+def test_returns_that_differ_a_little_are_shown_as_different():
+    row = Sample(step=1, policy_version=0, split="train", env="e", task="t", group="g")
+    texts = [facts(structs.replace(row, return_=x, rewards={"score": x})) for x in (1.0, 1.0001, 0.1 + 0.2)]
+    assert [text.rstrip(", ") for text in texts] == [
+        "return 1 (score 1)", "return 1.0001 (score 1.0001)", "return 0.3 (score 0.3)",
+    ]  # fmt: skip
 
 
 def test_a_line_of_a_later_version_is_read():

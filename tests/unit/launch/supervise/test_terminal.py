@@ -213,6 +213,22 @@ def test_a_curve_without_points_has_no_legend(tmp_path):
     assert (tmp_path / "curve.png").stat().st_size
 
 
+def test_the_picture_names_its_bars_and_shows_lines_that_lie_on_each_other(tmp_path, monkeypatch):
+    from matplotlib import pyplot as plt
+
+    monkeypatch.setattr(plt, "close", lambda figure: None)
+    lines = [{"step": i, "rollout/return_mean": i / 4, "rollout/correct_share": i / 4} for i in range(4)]
+    draw_curve(lines, [BEFORE], tmp_path / "curve.png", title="run")
+    figure = plt.gcf()
+    monkeypatch.undo()
+    top, styles = figure.axes[0], {}
+    for line in top.get_lines():
+        styles[line.get_label()] = line.get_linestyle()
+    assert top.get_title("left") == "run: means over 20 steps, single steps faint; bars: one standard error"
+    assert (styles["return, sampled"], styles["solved, sampled"]) == ("-", "--")
+    plt.close(figure)
+
+
 def test_every_set_has_a_name_a_colour_and_a_marker(tmp_path, monkeypatch):
     drawn, held_out = [], summary._held_out
     monkeypatch.setattr(summary, "_held_out", lambda *parts: drawn.append(held_out(*parts)) or drawn[-1])
