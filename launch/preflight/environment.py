@@ -115,6 +115,18 @@ class Prompt:
         return f"the first prompt of {self.split} task {self.index}{where}"
 
 
+MODEL_TEXT = (
+    "Let me think about this step by step.\n\nFirst, 12 + 30 = 42, because 10 + 30 = 40.\n\n```python\nprint(12 + 30)\n"
+    "```\n\n<answer>So the answer is **42**: \\boxed{42}.</answer>\n\nThe answer is 42."
+)
+"""An answer of some length with the marks that models like: a sum, code, a tag, a box, and a number at its end."""
+
+
+def _quoted(text: str) -> str:
+    """Return a text between quotation marks, its beginning only if it is long."""
+    return f'"{text}"' if len(text) <= 30 and text.isprintable() else ascii(f"{text[:30]}...")
+
+
 class _StepRaised(ConfigError):
     """The environment's code raised an exception."""
 
@@ -161,6 +173,8 @@ class Trial:
             await self._ask(env.close, what=f"close of {task}")
         if failed:
             await self._answer_anew(task, data, failed)
+        if index == 0 and not isinstance(env, HasTools):
+            await self._try_texts(split, task, data)
         return Prompt(split, index, tokens) if self._renderer is not None else None
 
     async def first_prompts(self, indices: Iterable[int], *, seconds: float) -> list[str]:
@@ -224,7 +238,7 @@ class Trial:
         Args:
             tools: schemas of the tools in the prompt that is answered.
         """
-        what = f'step("{text}") of {task}'
+        what = f"step({_quoted(text)}) of {task}"
         try:
             result = await self._ask(env.step, text, what=what)
         except _StepRaised as error:
@@ -262,6 +276,46 @@ class Trial:
         finally:
             await self._ask(env.close, what=f"close of {task}")
         self.remarks.append(f"{failed}; an empty answer fails its episode")
+
+    async def _try_texts(self, split: Split, task: str, data: dict[str, Any]) -> None:
+        """Answer a task with its own solution, which must work, and with a text as models write it.
+
+        Rewards may return early for an empty answer, and raise for what a model writes.
+        """
+        # One of several environments is asked for with the data of its task, and a solution by its number only.
+        solution = "" if ENV in data else await self._solution(split, data["index"])
+        if solution and (failed := await self._answer_alone(solution, task, data)):
+            raise ConfigError(f"{failed}; this is the task's own solution")
+        if failed := await self._answer_alone(MODEL_TEXT, task, data):
+            self._remark(f"{failed}; such an answer fails its episode")
+
+    async def _solution(self, split: Split, index: int) -> str:
+        """Return the solution of a task of one turn; "" where there is none."""
+        demonstration = getattr(self._suite, "demonstration", None)
+        if demonstration is None:
+            return ""
+        try:
+            messages = await self._ask(
+                demonstration, index, split, what=f"demonstration of {split} task {index}"
+            )
+        except (ConfigError, NotStarted):
+            # A suite need not have solutions.
+            return ""
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            return ""
+        turns = [
+            m.get("content") for m in messages if m.get("role") == "assistant" and not m.get("tool_calls")
+        ]
+        return turns[0] if len(turns) == 1 and isinstance(turns[0], str) else ""
+
+    async def _answer_alone(self, text: str, task: str, data: dict[str, Any]) -> str:
+        """Answer a task in an episode of its own. Return the error that the environment raised, or ""."""
+        env = await self._ask(self._suite.episode, what=f"episode of {task}", on_loop=True)
+        try:
+            await self._ask(env.reset, dict(data), what=f"reset of {task}")
+            return await self._answer(env, text, task, ())
+        finally:
+            await self._ask(env.close, what=f"close of {task}")
 
     async def close(self) -> None:
         try:

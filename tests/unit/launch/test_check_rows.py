@@ -69,6 +69,16 @@ def test_a_job_in_another_folder_is_ok_and_roles_get_paths_that_they_find(job, c
     assert isinstance(make_suite(config.env.name, config.env.params), HasFacts)
 
 
+def test_a_reward_that_fails_on_the_own_answer_of_a_row_is_refused(job, capsys):
+    (job.parent / "rewards.py").write_text(
+        "def exact(answer, row):\n    return float(answer == 'x' or not answer or 1 / (answer != row['answer']))\n"
+    )
+    text = refused(job, capsys)
+    assert "of train task 0: job/rewards.py:2: " in text
+    assert "ZeroDivisionError" in text
+    assert text.endswith("this is the task's own solution")
+
+
 def test_a_file_of_the_working_folder_comes_first(job, tmp_path):
     (tmp_path / "train.jsonl").write_text((job.parent / "train.jsonl").read_text())
     assert load(job).env.params["train"] == str(tmp_path / "train.jsonl")

@@ -248,6 +248,14 @@ def test_an_environment_that_cannot_take_an_empty_answer_gives_a_remark(run):
     assert remark.endswith("IndexError: list index out of range; an empty answer fails its episode")
 
 
+def test_a_reward_that_cannot_take_what_a_model_writes_gives_a_remark(run):
+    step = "len(action) < 9 or action.split('####')[1]; return StepResult(rewards={'r': 1.0}, done=True)"
+    remarks = preflight(run(step=step))
+    assert len(remarks) == 2, "one for each split"
+    assert "step('Let me think about this step b...') of train task 0: " in remarks[0]
+    assert remarks[0].endswith("IndexError: list index out of range; such an answer fails its episode")
+
+
 def test_an_environment_of_plain_functions_is_tried_too(run, tmp_path):
     config = run()
     file = tmp_path / "my_task.py"
