@@ -9,7 +9,7 @@ v + max_policy_lag at the latest. This is the admission rule of AReaL (arXiv:250
 can be trained.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,8 @@ class Curriculum:
     """Epoch that began the lineage; -1: this process's epoch."""
     seed: int = 0
     """Seed of the run, for the order of the tasks."""
+    over_unseen: list[str] = field(default_factory=list)
+    """Tasks that were dealt out behind the checkpoint and that the broker no longer held when `adopt` was called."""
     _asked: list[Task] = field(default_factory=list)
     """Tasks that families have asked for and that are not put yet."""
 
@@ -238,8 +240,21 @@ class Curriculum:
         self.outstanding.clear()
         tasks = [task for index, member in sorted(wanted) for task in self._group(index, 0, [member])]
         if beyond:
-            self.next_index, self._dealt = self._after(*max(beyond))
+            end = self._after(*max(beyond))
+            self.over_unseen = [
+                names.task_id(names.group_id(self.lineage, index), member)
+                for index, member in self._dealt_between(cursor, end)
+                if (index, member) not in wanted
+            ]
+            self.next_index, self._dealt = end
         return [task for task in tasks if self._place(task.task_id) not in held]
+
+    def _dealt_between(self, first: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
+        """Yield group index and member of what is dealt out from one place on, up to another one."""
+        for index in range(first[0], end[0] + 1):
+            for member in range(self.config.first_members):
+                if first <= (index, member) < end:
+                    yield index, member
 
     def _under_way(self) -> set[tuple[int, int]]:
         tasks = (task for group in self.outstanding.values() for task in group)

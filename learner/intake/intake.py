@@ -1,7 +1,7 @@
 """The learner's units from their delivery to their commit: received, ready, held, dropped or trained. Pure."""
 
 import logging
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -276,6 +276,12 @@ class Intake:
     """Action tokens of all delivered units; a unit that came again while it was here counts once."""
     trained_tokens: int = 0
     """Action tokens of units that were in a batch."""
+    remembers_notices: bool = False
+    """True until the broker has said what it holds for a process that continues."""
+    _noticed: set[str] = field(default_factory=set)
+    """Groups and tasks of which notices came until then."""
+    _noted: set[str] = field(default_factory=set)
+    """Groups and tasks that `note_over_unseen` has counted."""
     sampled_tokens: int = 0
     """Action tokens that the generators report, summed over restarts of this process and of generators."""
 
@@ -290,6 +296,8 @@ class Intake:
                 self._receive_unit(message, rest)
             case Dropped():
                 self.deliveries += 1
+                if self._was_noted(message):
+                    return
                 # 0 trajectories: a window before the last. The gap shows when the next window comes.
                 if message.trajectories:
                     self._stop_waiting_for(message.group_id, message.unit_id)
@@ -299,6 +307,30 @@ class Intake:
                 # The gauge falls when a generator is restarted.
                 self.sampled_tokens += max(0, int(grown))
                 self.gauges = message.gauges
+
+    def note_over_unseen(self) -> None:
+        """Count the tasks behind the checkpoint that are over, because nobody who knew how they ended is left.
+
+        An earlier process dropped their units in the step of its checkpoint, so that the broker released them at once.
+        """
+        unseen = [
+            task_id
+            for task_id in self.curriculum.over_unseen
+            if not {task_id, names.group_of_task(task_id)} & self._noticed
+        ]
+        members = Counter(map(names.group_of_task, unseen))
+        whole = {group for group, n in members.items() if n >= self.curriculum.config.first_members}
+        self._noted, self._noticed, self.remembers_notices = {*unseen, *whole}, set(), False
+        self.counts.note("dropped_over", len(unseen))
+
+    def _was_noted(self, message: Dropped) -> bool:
+        """Return whether `note_over_unseen` has counted this; remember the notice if it may be asked for yet."""
+        # The unit is named by the task, or by its trajectory; without a name it is the group.
+        unit = names.without_window(message.unit_id) or message.group_id
+        known = {unit, names.task_of(unit)} - {""}
+        if self.remembers_notices:
+            self._noticed |= known
+        return bool(known & self._noted)
 
     def _receive_unit(self, deliver: Deliver, rest: Sequence[bytes]) -> None:
         try:

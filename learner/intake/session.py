@@ -247,6 +247,7 @@ class BrokerSession:
             Stopped: the run was asked to end.
         """
         self._awaiting_held, deadline = True, time.monotonic() + HELD_TIMEOUT_S
+        self.intake.remembers_notices = True
         while self._awaiting_held:
             if reason := self.end_reason():
                 raise Stopped(reason)
@@ -466,6 +467,8 @@ class BrokerSession:
             self._confirming = lost > 0
             return
         again = self.curriculum.adopt(task_ids) if owed else self.intake.unanswered_tasks()
+        if owed:
+            self.intake.note_over_unseen()
         self.put_tasks(again)
         self.put_tasks([task for task in self._evaluating if task.group_id not in self.intake.evaluated])
         self._grant_credit(CREDIT_UNITS)

@@ -359,6 +359,25 @@ def test_a_checkpoint_knows_what_is_committed_and_what_is_done_is_not_adopted():
     again.check()
 
 
+def test_what_was_dropped_and_released_behind_the_checkpoint_is_counted_once():
+    """A unit that is dropped in the step of the checkpoint is released at once, and the next process knows nothing."""
+    intake = continued(intake_with_tasks())
+    intake.remembers_notices = True
+    first = intake.curriculum.next_index
+    last = [f"0g{first + 3}.{m}" for m in range(2)]
+    early, late = f"0g{first}", f"0g{first + 1}"
+    intake.receive(Dropped(unit_id=early, group_id=early, trajectories=2, reason="stale"), [])
+    intake.curriculum.adopt(last)
+    intake.note_over_unseen()
+    assert intake.counts.trajectories == {"dropped_stale": 2, "dropped_over": 4}
+    # The notice of a unit that is counted already.
+    intake.receive(Dropped(unit_id=late, group_id=late, trajectories=2, reason="stale"), [])
+    # And of one that is under way.
+    last_group = f"0g{first + 3}"
+    intake.receive(Dropped(unit_id=last_group, group_id=last_group, trajectories=2, reason="deadline"), [])
+    assert intake.counts.trajectories == {"dropped_stale": 2, "dropped_over": 4, "dropped_deadline": 2}
+
+
 def test_what_was_ready_at_the_checkpoint_is_trained_when_it_comes_again():
     intake = intake_with_tasks()
     members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0)]
