@@ -280,6 +280,8 @@ class Intake:
     """True until the broker has said what it holds for a process that continues."""
     _noticed: set[str] = field(default_factory=set)
     """Groups and tasks of which notices came until then."""
+    _failed_of: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Failed members of deliveries that are here, and their action tokens: they come again after a restart."""
     _noted: set[str] = field(default_factory=set)
     """Groups and tasks that `note_over_unseen` has counted."""
     sampled_tokens: int = 0
@@ -372,6 +374,8 @@ class Intake:
             self.signal.episode(trajectory)
         failed = [t for t in trajectories if t.status == "failed"]
         self.counts.add("failed", failed)
+        if failed:
+            self._failed_of[unit_id] = (len(failed), sum(t.window_tokens for t in failed))
         usable = [t for t in trajectories if is_usable(t)]
         if self.families is not None:
             self.families.note_failed(failed)
@@ -504,7 +508,10 @@ class Intake:
                 self.trained_tokens += part.trained_tokens
                 for outcome, trajectories in part.dropped.items():
                     self.counts.add(outcome, trajectories)
-        return self.commits.commit(epoch, step, trained, replayed_tokens, version)
+        message = self.commits.commit(epoch, step, trained, replayed_tokens, version)
+        for unit_id in () if message is None else (*message.trained, *message.dropped):
+            self._failed_of.pop(unit_id, None)
+        return message
 
     def check(self) -> None:
         """Check between two steps that every delivered action token is counted in exactly one place.
@@ -523,7 +530,7 @@ class Intake:
     def state(self) -> dict[str, Any]:
         """Return the state for the checkpoint; ready units are left out, the broker delivers them again."""
         return {
-            "counts": asdict(self.counts),
+            "counts": asdict(self._counts_without_held()),
             "committed": self.commits.committed.state(),
             "trained_tokens": self.trained_tokens,
             "sampled_tokens": self.sampled_tokens,
@@ -531,6 +538,14 @@ class Intake:
             "forks": list(self.line.forks),
             "signal": self.signal.state(),
         }
+
+    def _counts_without_held(self) -> Counts:
+        """Return the counts without failed members of units that are held: the broker delivers them again."""
+        counts = Counts(dict(self.counts.trajectories), dict(self.counts.tokens))
+        for unit_id, (trajectories, tokens) in self._failed_of.items():
+            if unit_id in self.commits.held_units:
+                counts.note("failed", -trajectories, -tokens)
+        return counts
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint."""

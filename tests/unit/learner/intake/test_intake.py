@@ -359,6 +359,20 @@ def test_a_checkpoint_knows_what_is_committed_and_what_is_done_is_not_adopted():
     again.check()
 
 
+def test_a_failed_member_of_a_unit_that_comes_again_is_counted_once():
+    intake = intake_with_tasks(group_size=3)
+    members = [member("0g0", 0, 1.0), member("0g0", 1, 0.0), member("0g0", 2, 0.0, status="failed")]
+    deliver(intake, "0g0", *members)
+    assert intake.counts.trajectories == {"failed": 1}
+    again = continued(intake)
+    assert again.counts.total("failed") == 0
+    deliver(again, "0g0", *members)
+    again.check()
+    assert again.counts.trajectories == {"failed": 1}
+    again.commit(1, 1, again.take_batch(1))
+    assert continued(again).counts.trajectories == {"failed": 1}
+
+
 def test_what_was_dropped_and_released_behind_the_checkpoint_is_counted_once():
     """A unit that is dropped in the step of the checkpoint is released at once, and the next process knows nothing."""
     intake = continued(intake_with_tasks())
