@@ -21,6 +21,8 @@ from envs.base import ToolSchema
 
 MOST_LEVELS = 64
 """Levels of lists and objects that the arguments of a call may have."""
+SKIPPED_LEVELS = 256
+"""Levels that are passed at once where the decoder of JSON reaches its own limit, which is some hundred higher."""
 MOST_DIGITS = 308
 """Digits of a whole number."""
 WINDOW = 4096
@@ -50,6 +52,7 @@ _TOOL_NAME = re.compile(r"[^\s<>\[\]{}()\"']{1,256}")
 _CALL_LIKE = r'\{\s*"(?:name|function|type|id|arguments|parameters)"\s*:'
 _MARKS = (THINK, THOUGHT_END, *_BEGINS, *_WRAPPERS, *_STRAYS, _MESSAGE, _START, _CHANNEL, _END)
 _MARK = re.compile("|".join((*map(re.escape, _MARKS), _CALL_LIKE)))
+_BRACKET_OR_STRING = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _BEHIND_BARE = re.compile(r"(?:[\s;,\]]|```|<\|eom_id\|>|<\|eot_id\|>)*")
 _KEYS = frozenset(("name", "arguments", "parameters", "type", "id"))
 
@@ -375,8 +378,9 @@ class _Reader:
         name, at = found[0], self._past_space(found.end() + 1)
         if text.startswith("{", at):
             content, at = self._json(at, name)
+            at = self._past(_FUNCTION_END, self._past_space(at), name)
             self._calls.append(_with_arguments(name, content))
-            return self._past(_FUNCTION_END, self._past_space(at), name)
+            return at
         values: dict[str, str] = {}
         while text.startswith(_PARAMETER, at):
             at = self._parameter(at + len(_PARAMETER), name, values)
@@ -447,6 +451,8 @@ class _Reader:
         found = _TOOL_NAME.match(self._text, at)
         if found is None or self._text.startswith(("[", "{"), at):
             listed, end = self._json(at, what="the calls are")
+            if listed == []:
+                raise _UnreadableCall(f"the list behind {_MISTRAL} has no call", end)
             self._calls += [
                 _call_of(content) for content in (listed if isinstance(listed, list) else [listed])
             ]
@@ -528,7 +534,11 @@ class _Reader:
                 behind = len(self._text) if is_open else at + error.pos
                 raise _UnreadableCall(f"{what} not JSON: {error.msg}", behind, name) from None
             except RecursionError:
-                raise _UnreadableCall(f"{what} not JSON: more than {MOST_LEVELS} levels", at, name) from None
+                # What is nested deeper than any call begins no call either, and is not tried level by level.
+                behind = at + _behind_levels(part)
+                raise _UnreadableCall(
+                    f"{what} not JSON: more than {MOST_LEVELS} levels", behind, name
+                ) from None
         if problem := _problem(content, part, 0, end):
             raise _UnreadableCall(f"{what} not JSON: {problem}", at + end, name)
         return content, at + end
@@ -669,6 +679,19 @@ def _problem(content: Any, text: str, begin: int, end: int) -> str:
         except UnicodeEncodeError as error:
             return f"{error.object[error.start]!r} is half of a surrogate pair"
     return ""
+
+
+def _behind_levels(text: str) -> int:
+    """Return the position in a JSON text behind the bracket that opens level `SKIPPED_LEVELS`.
+
+    The decoder has come further, so the strings up to there are closed.
+    """
+    depth = 0
+    for found in _BRACKET_OR_STRING.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+        if depth == SKIPPED_LEVELS:
+            return found.end()
+    return 0
 
 
 def _parts(value: Any) -> Iterator[Any]:

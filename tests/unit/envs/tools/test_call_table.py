@@ -290,3 +290,11 @@ def test_a_thought_ends_where_no_argument_quotes_its_end(text, calls, said):
 def test_an_answer_with_braces_is_an_answer(answer):
     assert read_answer(answer, TOOLS).calls == []
     assert read_answer(answer, TOOLS).text == answer
+
+
+@pytest.mark.parametrize(
+    "text", ['<function=look_up>{"word": "a"}', '<function=look_up>{"word": "a"} and more', "[TOOL_CALLS][]"]
+)
+def test_what_is_not_closed_or_empty_is_one_call_with_an_error_and_none_to_carry_out(text):
+    (call,) = read_answer(text, TOOLS).calls
+    assert call.error
