@@ -13,6 +13,8 @@ from protocol.messages.episodes import Reward, Task
 from protocol.messages.fields import MAX_ITEMS, MAX_NAME, TrajectoryStatus
 
 MAX_INFO_BYTES = 32_768
+SHOWN_CHARS = 200
+"""Most characters of the name of a place in an error."""
 MAX_NESTING = 200
 """Most levels of lists and maps in the arguments of a call or the schema of a tool. What renders them calls itself for
 each level, and Python ends that at some 450."""
@@ -66,18 +68,21 @@ def _check_values(value: Any, place: str, function: str, depth: int) -> None:
     if not isinstance(value, Mapping | list | tuple) or not value:
         return
     if depth >= MAX_NESTING:
-        # What goes on at such a depth is a long name by itself.
-        shown = place if len(place) <= 200 else f"{place[:150]}..."
         raise EnvironmentFailed(
-            f"environment: {function}: {shown} is nested deeper than {MAX_NESTING} levels, which no chat template takes"
+            f"environment: {function}: {place} is nested deeper than {MAX_NESTING} levels, which no chat template takes"
         )
     if isinstance(value, Mapping):
         for name, part in value.items():
             _check_text(str(name), f"a name in {place}", function)
-            _check_values(part, f"{place}.{name}", function, depth + 1)
+            _check_values(part, _shortened(f"{place}.{str(name)[:SHOWN_CHARS]}"), function, depth + 1)
         return
     for number, part in enumerate(value):
-        _check_values(part, f"{place}[{number}]", function, depth + 1)
+        _check_values(part, _shortened(f"{place}[{number}]"), function, depth + 1)
+
+
+def _shortened(place: str) -> str:
+    """Return the name of a place, bounded: it is made anew for each value, and a key may be as long as a request."""
+    return place if len(place) <= SHOWN_CHARS else f"{place[: SHOWN_CHARS - 50]}..."
 
 
 def _check_text(text: str, place: str, function: str) -> None:

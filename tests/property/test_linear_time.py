@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from actors.env_results import check_tools
 from envs.calls import find_calls, read_answer, thought_of, without_thought
 from envs.gym.suite import finder
 from envs.gym.textworld import command_in
@@ -99,3 +100,14 @@ def test_four_times_the_text_takes_no_more_than_a_few_times_as_long(reader, fram
 def test_the_case_that_stopped_an_actor_takes_a_moment():
     text = "<tool_call>x" + "<arg_key></arg_key><arg_value>" * 4_000 + "</tool_call>"
     assert seconds(lambda text: find_calls(text, TOOLS), text) < 0.5
+
+
+@pytest.mark.parametrize("piece", ['{"name":', '{"name":[', '{"arguments": [{"name":'])
+def test_levels_without_end_are_not_tried_one_by_one(piece):
+    text = piece * (200_000 // len(piece))
+    assert seconds(lambda text: find_calls(text, TOOLS), text) < 0.5
+
+
+def test_the_name_of_a_long_key_is_not_made_anew_for_each_value_behind_it():
+    tool = {"function": {"parameters": {"k" * 2_000_000: {f"a{number}": 1 for number in range(100_000)}}}}
+    assert seconds(lambda _: check_tools([tool], "next_requests"), "") < 1.0
