@@ -25,7 +25,7 @@ UNREADABLE = -1.0
 _NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,18})?")
 _DIGIT = re.compile(r"\d")
 _BETWEEN = re.compile(r"[\s,;:=|]+")
-_LABEL = re.compile(r"\W*(?:answer\s*)?[(\[#]*(\d{1,3})[)\].:]+\s", re.IGNORECASE)
+_LABEL = re.compile(r"\W{0,8}(?:answer\s{0,4})?[(\[#]{0,2}(\d{1,3})[)\].:]{1,3}\s", re.IGNORECASE)
 """The number of an answer in front of its score, as the list of the answers has it."""
 _AROUND = "()[]{}<>*_`\"'!"
 """Marks that may stand around a number."""
