@@ -41,7 +41,7 @@ LONGEST_GIVEN = 64
 """Most characters of a number with its scale at the end of a judge's answer."""
 ANSWER_BYTES = 2**20
 """Largest body of a judge's answer."""
-_MARK = re.compile(r"\b(?:score|rating|grade)\b[^\S\n*]*\**[^\S\n]*[:=]", re.IGNORECASE)
+_MARK = re.compile(r"\b(?:score|rating|grade)\b[^\S\n*]{0,8}\*{0,4}[^\S\n]{0,8}[:=]", re.IGNORECASE)
 _DIGIT = re.compile(r"\d")
 _STARTS = re.compile(r"(?<![\d.])\d")
 _CLOSING = " \t*_`\"')]}>.!"

@@ -108,6 +108,10 @@ def test_levels_without_end_are_not_tried_one_by_one(piece):
     assert seconds(lambda text: find_calls(text, TOOLS), text) < 0.5
 
 
+def test_space_behind_the_mark_of_a_judge_is_not_divided_in_all_ways():
+    assert seconds(lambda text: score_in(text, 10.0), "Score" + " " * 100_000 + "x") < 0.5
+
+
 def test_the_name_of_a_long_key_is_not_made_anew_for_each_value_behind_it():
     tool = {"function": {"parameters": {"k" * 2_000_000: {f"a{number}": 1 for number in range(100_000)}}}}
     assert seconds(lambda _: check_tools([tool], "next_requests"), "") < 1.0
