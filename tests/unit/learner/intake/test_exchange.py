@@ -238,6 +238,18 @@ def test_a_wait_ends_when_everything_that_arrives_fails():
         it.collect(step=0, version=0)
 
 
+def test_a_success_before_the_first_step_does_not_lengthen_the_wait():
+    it = an_exchange(None, max_failed_episodes=2, data_timeout_s=600.0)
+    it.intake.signal.episode(make_trajectory("t"))
+    for _ in range(2):
+        it.intake.signal.episode(make_trajectory("t", status="failed", error="out of paper"))
+    with pytest.raises(NothingToLearn, match="2 of 2 episodes failed, one after the other: out of paper"):
+        it.collect(step=0, version=0)
+    it.intake.trained_tokens = 1
+    with pytest.raises(NoData):
+        it.collect(step=1, version=0)
+
+
 def test_a_run_that_has_nothing_left_to_learn_is_evaluated_all_the_same():
     it, signal = an_exchange(None, max_uniform_groups=2, evaluation_tasks=1), SignalWatch()
     it.intake.signal = signal
