@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 from actors.chat_template import ChatTemplate
 from actors.errors import TemplateUnusable
 from envs.base import ChatMessage, ToolSchema
-from envs.calls import Call, find_calls
+from envs.calls import CALL_BEGINS, Call, find_calls
 
 log = logging.getLogger(__name__)
 
@@ -335,8 +335,11 @@ def _call_block(call: Call) -> str:
 
 
 def _unreadable(text: str) -> str:
-    """Return a text as a call that nobody can read. A mark in it would end the call too early."""
-    return _between_marks(text.replace("</tool_call>", "</tool call>"))
+    """Return a text as a call that nobody can read. A mark in it would end the call, or begin one that it quotes."""
+    text = text.replace("</tool_call>", "</tool call>")
+    for mark in CALL_BEGINS:
+        text = text.replace(mark, f"{mark[0]} {mark[1:]}")
+    return _between_marks(text)
 
 
 def _between_marks(text: str) -> str:

@@ -45,12 +45,12 @@ _DEEPSEEK, _DEEPSEEK_END, _DEEPSEEK_SEP = "<｜tool▁call▁begin｜>", "<｜to
 _WRAPPERS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _STRAYS = (_CLOSED, _PARAMETER, _KEY, _VALUE_END, _DEEPSEEK_END, _DEEPSEEK_SEP, _CALLED)
 """Marks that only stand inside a call or at its end."""
-_BEGINS = (_OPENED, _FUNCTION, _MISTRAL, _PYTHON, _RECIPIENT, _DEEPSEEK)
+CALL_BEGINS = (_OPENED, _FUNCTION, _MISTRAL, _PYTHON, _RECIPIENT, _DEEPSEEK)
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[\w.-]+")
 _TOOL_NAME = re.compile(r"[^\s<>\[\]{}()\"']{1,256}")
 _CALL_LIKE = r'\{\s*"(?:name|function|type|id|arguments|parameters)"\s*:'
-_MARKS = (THINK, THOUGHT_END, *_BEGINS, *_WRAPPERS, *_STRAYS, _MESSAGE, _START, _CHANNEL, _END)
+_MARKS = (THINK, THOUGHT_END, *CALL_BEGINS, *_WRAPPERS, *_STRAYS, _MESSAGE, _START, _CHANNEL, _END)
 _MARK = re.compile("|".join((*map(re.escape, _MARKS), _CALL_LIKE)))
 _BRACKET_OR_STRING = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _BEHIND_BARE = re.compile(r"(?:[\s;,\]]|```|<\|eom_id\|>|<\|eot_id\|>)*")
@@ -295,7 +295,9 @@ class _Reader:
             closed = min(
                 (at for m in (_CLOSED, _DEEPSEEK_END) if (at := self._find(m, end)) >= 0), default=-1
             )
-            opened = min((at for m in _BEGINS if (at := self._find(m, end)) >= 0), default=len(self._text))
+            opened = min(
+                (at for m in CALL_BEGINS if (at := self._find(m, end)) >= 0), default=len(self._text)
+            )
             if 0 <= closed < opened:
                 return self._past_mark(closed, _CLOSED, _DEEPSEEK_END)
         return end
@@ -328,7 +330,9 @@ class _Reader:
             _DEEPSEEK: (_DEEPSEEK_END,),
         }.get(mark, ())
         stops = [
-            (found, stop) for stop in (*ends, *_BEGINS, THOUGHT_END) if (found := self._find(stop, at)) >= 0
+            (found, stop)
+            for stop in (*ends, *CALL_BEGINS, THOUGHT_END)
+            if (found := self._find(stop, at)) >= 0
         ]
         if not stops:
             return len(self._text)
@@ -342,7 +346,7 @@ class _Reader:
         text = self._text
         at = self._past_space(start)
         if self._find(_CLOSED, at) < 0:
-            raise _UnreadableCall("the call has no </tool_call>", at)
+            raise _UnreadableCall("the call has no </tool_call>", self._behind_json(at))
         before = len(self._calls)
         try:
             if text.startswith(_FUNCTION, at):
@@ -542,6 +546,15 @@ class _Reader:
         if problem := _problem(content, part, 0, end):
             raise _UnreadableCall(f"{what} not JSON: {problem}", at + end, name)
         return content, at + end
+
+    def _behind_json(self, at: int) -> int:
+        """Return the position behind the JSON at a position, whose texts may quote calls; or where it breaks off."""
+        if not self._text.startswith(("{", "["), at):
+            return at
+        try:
+            return self._json(at)[1]
+        except _UnreadableCall as error:
+            return error.at
 
     def _refuse(self, why: str, name: str) -> None:
         self._calls.append(Call(name, error=why))

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from actors.calls import _text_behind_prompt
+from actors.calls import NAME, CallReading, WrittenCall, _text_behind_prompt
 from actors.chat_template import ChatTemplate
 from actors.errors import TemplateUnusable
 from envs.agent.chat import make_reply, parse_request
@@ -297,4 +297,19 @@ def test_an_answer_with_braces_is_an_answer(answer):
 )
 def test_what_is_not_closed_or_empty_is_one_call_with_an_error_and_none_to_carry_out(text):
     (call,) = read_answer(text, TOOLS).calls
+    assert call.error
+
+
+@pytest.mark.parametrize("quoted", ["<function=look_up></function>", "[TOOL_CALLS]look_up{}"])
+def test_a_call_that_an_unclosed_call_quotes_is_not_carried_out(quoted):
+    written = '<tool_call>{"name": "look_up", "arguments": {"word": "' + quoted + '"}}'
+    for text in (written, written[:-1], written[:-3]):
+        (call,) = read_answer(text, TOOLS).calls
+        assert call.error, text
+
+
+@pytest.mark.parametrize("quoted", ["<function=look_up></function>", "[TOOL_CALLS]look_up{}"])
+def test_a_call_that_a_call_in_a_strange_form_quotes_is_not_carried_out(quoted):
+    reading = CallReading([WrittenCall(f"<|call|>{NAME}(word='two words', count=7)<|end_call|>")], list)
+    (call,) = read_answer(reading.with_known_calls(f"<|call|>look_up(word='{quoted}')"), TOOLS).calls
     assert call.error
