@@ -169,7 +169,7 @@ class Claim:
             self._folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._hold(self._folder_fd)
             self._lock = self._open_lock()
-            self._second = self._open_mark(SECOND)
+            self._second = self._open_second()
         except OSError as error:
             self.close()
             raise JournalError(
@@ -181,6 +181,14 @@ class Claim:
 
     def _open_mark(self, name: str) -> int:
         return os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def _open_second(self) -> int:
+        """Open the second witness; -1 if a full disk has no room for it. It is tried again with each mark."""
+        try:
+            return self._open_mark(SECOND)
+        except OSError as error:
+            self._warn(SECOND, error)
+            return -1
 
     def _open_lock(self) -> int:
         fd = self._open_mark(LOCK)
@@ -257,16 +265,20 @@ class Claim:
     def _restored(self, name: str) -> int:
         """Return the open file of a mark. Make it again if somebody has deleted or replaced it."""
         fd = self._lock if name == LOCK else self._second
-        if _is(self.folder / name, fd):
+        if fd >= 0 and _is(self.folder / name, fd):
             return fd
-        log.warning("journal: %s was removed while the broker used it; it is made again", self.folder / name)
+        if fd >= 0:
+            log.warning(
+                "journal: %s was removed while the broker used it; it is made again", self.folder / name
+            )
         new = self._open_lock() if name == LOCK else self._open_mark(name)
         with self._guard:
             if name == LOCK:
                 self._lock = new
             else:
                 self._second = new
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
         sync_folder(self.folder)
         return new
 

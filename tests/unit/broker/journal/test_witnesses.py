@@ -1,6 +1,7 @@
 """Two files say how far a journal goes, so neither a deletion nor a cut behind a kill is silent loss."""
 
 import base64
+import errno
 import json
 import os
 from pathlib import Path
@@ -184,3 +185,27 @@ def test_a_journal_that_was_written_before_there_was_a_second_mark_is_read_and_g
     # An earlier version reads the first file alone, and finds there what it always has.
     of_an_earlier_version(folder)
     assert read_mark(folder).file == 2
+
+
+def test_a_journal_without_a_second_mark_opens_on_a_full_disk_and_gets_it_when_there_is_room(
+    folder, monkeypatch
+):
+    folder.mkdir()
+    (folder / LOCK).write_bytes(claim.pack_mark(Mark(1, 5)))
+    real = os.open
+
+    def full(path, *arguments, **settings):
+        if Path(path).name == SECOND:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, *arguments, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", full)
+        claimed = claim.Claim(folder)
+        claimed.mark_written(Mark(1, 9))
+        claimed.mark_synced(Mark(1, 9), sync=True)
+    assert read_known(folder) == Mark(1, 9)
+    claimed.mark_synced(Mark(1, 12), sync=True)
+    claimed.close()
+    (folder / LOCK).unlink()
+    assert read_mark(folder) == Mark(1, 12)
