@@ -174,7 +174,7 @@ class Trainer:
         """
         # Behind the first version, running answers may have a KV cache of an earlier one, which differs by more. A run
         # that begins again without a checkpoint is at its first step, but not at its first version.
-        if self.step or updated or report.sampler is None:
+        if self.step or updated or report.nonfinite or report.sampler is None:
             return
         check_sampler(report.sampler, self.sampler_limit)
         log.info(

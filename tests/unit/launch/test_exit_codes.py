@@ -16,6 +16,7 @@ from protocol.errors import LinkDown
 
 FINAL = {
     "launch.errors.ConfigError",
+    "actors.errors.ModelNotLoaded",
     "broker.errors.JournalError",
     "learner.errors.CheckpointError",
     "learner.errors.BrokerRefused",
@@ -27,6 +28,8 @@ FINAL = {
     "learner.errors.ModelUnusable",
     "learner.errors.NoisyModel",
     "learner.errors.RoutesUnknown",
+    "learner.errors.FormulaError",
+    "learner.errors.SamplerDiffers",
     "learner.errors.StaleTokens",
     "learner.errors.ReplayStateError",
     "learner.errors.ReplayConfigError",

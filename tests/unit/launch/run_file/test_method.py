@@ -104,7 +104,7 @@ def test_a_method_file_sets_what_belongs_to_a_method(name):
         "group_size",
         "max_policy_lag",
     }
-    assert set(own["demo"]) <= {"run", "env", "actor", "learner", "generator", "judge"}
+    assert set(own["demo"]) <= {"run", "env", "model", "actor", "learner", "generator", "judge"}
 
 
 def test_what_methods_set_beside_the_algorithm():
@@ -121,6 +121,7 @@ def test_what_methods_set_beside_the_algorithm():
         **dict.fromkeys(("bapo", "gbpo", "grpo", "hispo", "r2vpo", "remix"), lag),
         **dict.fromkeys((path.stem for path in METHODS_FOLDER.glob("*/*.toml")), lag),
         "rapo": {"filter_uniform_groups": False} | lag,
+        "dapo": {"filter_uniform_groups": True} | lag,
         "dapo-direct": {"train_on": "trajectories", "group_size": 1} | lag,
         "arpo-branch": {"group_size": 16} | lag,
         "urpo": {"group_size": 8} | lag,

@@ -235,7 +235,7 @@ REFUSED = {
         ["stages.0.until_version is 30", "learner.steps 60", "versions up to 29", "lower until_version"],
     ),
     "a rescue of groups that nobody loses": (
-        {"replay": {"rule": "success"}, "reward": {"group": {"kind": "win_rate"}}},
+        {"replay": {"rule": "success", "outcome": "return"}, "reward": {"group": {"kind": "win_rate"}}},
         ['rule is "success" beside', '"win_rate"', "set learner.replay.outcome"],
     ),
     "a regression on advantages of turns": (
