@@ -36,7 +36,7 @@ ON_CALCULATOR = {
 }  # fmt: skip
 """Methods that need several turns, marks, or rewards of certain names, which SmolLM2's job does not give."""
 SHORT = (
-    "learner.batch_trajectories=16",
+    "learner.batch_trajectories=32",
     "learner.evaluation_tasks=0",
     "learner.checkpoint_every=1",
     "learner.steps=2",
