@@ -213,16 +213,16 @@ def test_epo_is_a_plain_bonus_inside_the_band_and_pulls_back_outside():
     config = load(Path("epo")).learner.algorithm
     state = first_state(config)
     before = adaptive(config, state, step=0, steps=10, bounds=None)
-    assert (before.band_coefficient, before.entropy_coefficient) == (0.0, 0.001)
+    assert (before.band_coefficient, before.entropy_coefficient) == (0.0, 0.03)
     for entropy in (1.0, 3.0):
         state = after_update(config, state, entropy=entropy)
     numbers = adaptive(config, state, step=1, steps=10, bounds=None)
     assert numbers.entropy_mean == 2.0
-    slope = 0.001 * 0.1 * (1 + math.exp(-1 / 5))
+    slope = 0.03 * 0.1 * (1 + math.exp(-1 / 5))
     assert numbers.band_coefficient == pytest.approx(slope)
     got = epo_gradient(config, numbers, [1.0, 2.0, 3.0])
-    np.testing.assert_allclose(got, [(-0.001 - slope) / 3, -0.001 / 3, (-0.001 + slope) / 3], rtol=1e-5)
-    plain = AlgorithmConfig.model_validate(config.model_dump() | {"entropy": {"coefficient": 0.001}})
+    np.testing.assert_allclose(got, [(-0.03 - slope) / 3, -0.03 / 3, (-0.03 + slope) / 3], rtol=1e-5)
+    plain = AlgorithmConfig.model_validate(config.model_dump() | {"entropy": {"coefficient": 0.03}})
     np.testing.assert_allclose(
-        epo_gradient(plain, Adaptive(entropy_coefficient=0.001), [2.0])[0], -0.001, rtol=1e-5
+        epo_gradient(plain, Adaptive(entropy_coefficient=0.03), [2.0])[0], -0.03, rtol=1e-5
     )
