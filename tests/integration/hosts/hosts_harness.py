@@ -44,7 +44,7 @@ a = json.loads(sys.argv[1])
 async def engine(config, *, model, seed):
     yield CountingEngine(Path(model), a["pause_s"])
 
-process._engine = engine
+process.engine_of = engine
 process.serve_generator(GeneratorConfig(), name=a["name"], broker=a["broker"], model=a["model"], run="run",
                         seed=0, keys=Path(a["keys"]), grace_s=a["grace_s"])
 """
