@@ -4,6 +4,7 @@ The environment variable `FAULT` says what is wrong with it, so that all faults 
 """
 
 import os
+import sys
 from typing import Any
 
 from envs.base import ChatMessage, Split, StepResult
@@ -32,17 +33,15 @@ class Episode:
     """One answer."""
 
     async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
-        self.index, self.asked = int(data["index"]), False
+        self.index = int(data["index"])
         return [{"role": "user", "content": LETTERS[self.index % len(LETTERS)]}]
 
     async def step(self, action: str) -> StepResult:
-        fault = os.environ.get(FAULT, "")
+        # The check of a run and the maker of its model try the task, and refuse one that raises at once.
+        tried = sys.argv[1:2] != ["actor"]
+        fault = "" if tried else os.environ.get(FAULT, "")
         # The builtin hash of the answer would differ between processes.
         odd = len(action) % 2 == 1
-        if fault == "raises" and not action and not self.asked:
-            # `offbeat train` first tries an empty answer, and would refuse a task that raises at once.
-            self.asked = True
-            return StepResult(observation={"role": "tool", "content": "a"})
         if fault == "raises" or (fault == "half raises" and odd):
             return StepResult(rewards={"r": answer_of({"question": action})}, done=True)
         reward: Any = action.count("a") / 8 + len(action) / 16
