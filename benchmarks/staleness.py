@@ -130,8 +130,8 @@ def curves(
 
 LAGS = (0, 1, 2, 4, 8, 16, 32)
 RECIPES = (
-    "grpo", "ppo", "rloo", "cispo", "gspo", "decoupled-ppo", "minirl", "hispo", "bapo", "hapo", "tppo", "remix",
-    "r2vpo", "gbpo", "lag-clip", "icepop", "ipa", "mdpo", "remax",
+    "uncorrected", "grpo", "ppo", "rloo", "cispo", "gspo", "decoupled-ppo", "minirl", "hispo", "bapo", "hapo", "tppo",
+    "remix", "r2vpo", "gbpo", "lag-clip", "icepop", "ipa", "mdpo", "remax",
 )  # fmt: skip
 BASE: dict[str, Any] = {
     "run": {"name": "staleness", "dir": "build/staleness", "mode": "sync", "max_minutes": 600.0},

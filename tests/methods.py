@@ -40,6 +40,7 @@ METHODS = {
             "whiten": "tokens",
         }
     },
+    "uncorrected": {"surrogate": {"kind": "weighted", "low": 1.0, "high": 1.0}, "corrections": []},
     "cispo": {"surrogate": {"kind": "weighted", "high": 1.5}, "corrections": []},
     "minirl": {"surrogate": {"kind": "minirl"}, "corrections": []},
     "hispo": {"surrogate": {"kind": "triplet"}, "corrections": MASKS},

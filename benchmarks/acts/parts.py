@@ -130,6 +130,9 @@ METHODS: dict[str, Method] = {
     "spell_backward": Method((Part("weight by staleness", {**NO_WEIGHT, **PROXIMAL}),)),
     "calculator": Method((Part("weight by staleness", {**NO_WEIGHT, **PROXIMAL}),)),
     "grpo": Method((Part("clip around the behaviour policy", BEHAVIOUR),)),
+    "uncorrected": Method(
+        (Part("weight left out", {"algorithm.surrogate": WeightedSurrogate(centre="behaviour")}),)
+    ),
     "cispo": Method((Part("bounded weight", PROXIMAL),)),
     "bapo": Method(
         (

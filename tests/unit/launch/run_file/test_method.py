@@ -118,7 +118,7 @@ def test_what_methods_set_beside_the_algorithm():
     }
     lag = {"max_policy_lag": 2}
     assert {name: found for name, found in beside.items() if found} == {
-        **dict.fromkeys(("bapo", "gbpo", "grpo", "hispo", "r2vpo", "remix"), lag),
+        **dict.fromkeys(("bapo", "gbpo", "grpo", "hispo", "r2vpo", "remix", "uncorrected"), lag),
         **dict.fromkeys((path.stem for path in METHODS_FOLDER.glob("*/*.toml")), lag),
         "rapo": {"filter_uniform_groups": False} | lag,
         "dapo": {"filter_uniform_groups": True} | lag,
