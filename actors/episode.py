@@ -238,6 +238,14 @@ class Policy(Protocol):
     def turn(self, request: TurnRequest) -> AsyncGenerator[Sampled, None]: ...
 
 
+@dataclass
+class SampledTime:
+    """Seconds of one answer: until its first token, and from there on. See `protocol.messages.episodes.TurnTime`."""
+
+    waited: float = 0.0
+    sampled: float = 0.0
+
+
 class TurnSampler:
     """Asks the policy for turns of one episode."""
 
@@ -277,13 +285,19 @@ class TurnSampler:
         )
 
     async def pieces(
-        self, request: TurnRequest, turn: Sequence[int] = (), *, keep_special: bool
+        self,
+        request: TurnRequest,
+        turn: Sequence[int] = (),
+        *,
+        keep_special: bool,
+        spent: SampledTime,
     ) -> AsyncGenerator[Sampled, None]:
         """Yield a turn as it is sampled. The last piece has the finish reason.
 
         Args:
             turn: tokens of the turn that were sampled before.
             keep_special: look for stop strings in a text with its special tokens.
+            spent: gets the seconds that this takes, those of the caller between the pieces left out.
 
         Raises:
             ActorError: the generator ended the turn without a token.
@@ -291,10 +305,16 @@ class TurnSampler:
         tokens, reason, generator = list(turn), "", ""
         # Until the first token it waits for a generator, a place in its engine, or a version (in lockstep), each
         # with a deadline of its own.
+        since, waits = time.monotonic(), True
         with ExitStack() as waiting:
             waiting.enter_context(self._clock.waiting())
             async with aclosing(self._policy.turn(request)) as stream:
                 async for sampled in stream:
+                    if waits:
+                        spent.waited += time.monotonic() - since
+                    else:
+                        spent.sampled += time.monotonic() - since
+                    waits = False
                     waiting.close()
                     sampled = self._until_stop(sampled, tokens, keep_special)
                     tokens += sampled.token_ids.tolist()
@@ -302,6 +322,7 @@ class TurnSampler:
                     sampled = sampled.routed_before(len(request.prompt) + len(tokens) - len(turn))
                     reason, generator = sampled.finish_reason, sampled.generator
                     yield sampled
+                    since = time.monotonic()
                     if reason:
                         # After a stop string, the generator is asked to end the request.
                         break

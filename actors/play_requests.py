@@ -11,6 +11,7 @@ behind it are kept until it ends. A turn begins only after the answer that it co
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing
@@ -27,7 +28,7 @@ from actors.env_results import (
     finite_rewards,
     no_room,
 )
-from actors.episode import Episode, Play
+from actors.episode import Episode, Play, SampledTime
 from actors.errors import ActorError, EnvironmentFailed
 from actors.generator_client import routed
 from actors.play_steps import PlayBySteps
@@ -54,6 +55,10 @@ class _Turn:
     """True if its prompt is written."""
     index: int = -1
     """Index of the answer in the trajectory, once it is written."""
+    spent: SampledTime = field(default_factory=SampledTime)
+    """Seconds of the answer, which its last segment has."""
+    tools: float = 0.0
+    """Seconds of the agent behind the answer that no segment has yet."""
 
 
 class TurnOrder:
@@ -123,11 +128,24 @@ class TurnOrder:
         turn.pieces.append(sampled)
         return self._write_turns()
 
-    def end_answer(self, number: int, reason: str) -> list[SegmentArrays]:
-        """End an answer. Return the segments that are full."""
+    def end_answer(self, number: int, reason: str, spent: SampledTime | None = None) -> list[SegmentArrays]:
+        """End an answer. Return the segments that are full.
+
+        Args:
+            spent: seconds that it took.
+        """
         turn = self._turns[number]
-        turn.reason, turn.ended = reason, True
+        turn.reason, turn.ended, turn.spent = reason, True, spent or turn.spent
         return self._write_turns()
+
+    def note_tools(self, number: int, seconds: float) -> None:
+        """Note the seconds of the agent behind an answer. A later segment has them."""
+        turn = self._turns.get(number)
+        if turn is None or number not in self._order:
+            return
+        turn.tools += seconds
+        if turn.written:
+            self._note_time(turn)
 
     def abandon_answer(self, number: int) -> list[SegmentArrays]:
         """End an answer that nobody gets, wherever it stands. Return the segments that are full."""
@@ -142,6 +160,8 @@ class TurnOrder:
     ) -> list[SegmentArrays]:
         """Return the last segment. All turns have ended, and at least one has tokens."""
         assert all(self._turns[number].ended for number in self._order), "a turn has not ended"
+        for number in self._order:
+            self._note_time(self._turns[number])
         return self._cutter.close_turn(dict(rewards), self.last_reason, closing, earlier=earlier)
 
     @property
@@ -163,10 +183,18 @@ class TurnOrder:
             self._at += 1
         return cuts
 
+    def _note_time(self, turn: _Turn) -> None:
+        """Have the next segment that ends a turn say what time an answer took, as far as no segment has it."""
+        self._cutter.note_time(
+            turn.index, waited=turn.spent.waited, sampled=turn.spent.sampled, tools=turn.tools
+        )
+        turn.spent, turn.tools = SampledTime(), 0.0
+
     def _write_prompt(self, turn: _Turn) -> list[SegmentArrays]:
         """Write a prompt, behind the end of the turn before it."""
         cuts: list[SegmentArrays] = []
         if self._at:
+            self._note_time(self._turns[self._order[self._at - 1]])
             cuts += self._cutter.close_turn({}, self._turns[self._order[self._at - 1]].reason)
         cuts += self._cutter.observe(turn.prompt, self._turns[turn.after].index if turn.after >= 0 else -1)
         turn.written, turn.index = True, self._cutter.turn + 1
@@ -280,6 +308,10 @@ class PlayByRequests:
         """Generator of each answer: the next turn of its conversation goes there, where its context is cached."""
         self._answers_given: set[int] = set()
         """Numbers of the answers that the environment has."""
+        self._begun_at: float | None = None
+        """When the environment began, by the monotonic clock, until its first request."""
+        self._given_at: dict[int, float] = {}
+        """When each of them was given, by the monotonic clock, until the agent goes on behind it."""
 
     async def play(self) -> TrajectoryStatus:
         """Play to the end. Return the status with which the trajectory was closed.
@@ -288,6 +320,7 @@ class PlayByRequests:
             ActorError: the environment or the answer is at fault, or the first prompt leaves no room.
             Infrastructure: neither is at fault.
         """
+        self._begun_at = time.monotonic()
         await self._calls.ask(self._env.begin, dict(self._task.data))
         limit, over = "", False
         try:
@@ -385,9 +418,9 @@ class PlayByRequests:
             preferred=self._generators.get(observation.after, ""),
             routed=self._conversations.routed(observation.after),
         )
-        reason, known = "", self._conversations.routed(observation.after)
+        reason, known, spent = "", self._conversations.routed(observation.after), SampledTime()
         with self._episode.clock.working():
-            async with aclosing(sampler.pieces(request, keep_special=keep_special)) as pieces:
+            async with aclosing(sampler.pieces(request, keep_special=keep_special, spent=spent)) as pieces:
                 async for sampled in pieces:
                     reason = sampled.finish_reason
                     self._generators[wanted.answer_turn] = sampled.generator
@@ -397,7 +430,7 @@ class PlayByRequests:
             self._conversations.answered(
                 wanted.answer_turn, wanted.tokens, after=wanted.prompt_turn, routed=known
             )
-            await self._stream.send(self._turn_order.end_answer(wanted.number, reason))
+            await self._stream.send(self._turn_order.end_answer(wanted.number, reason, spent))
             facts = TurnFacts(len(prompt), len(wanted.tokens), cut=reason == "length")
             text = sampler.text_of(wanted.tokens, keep_special=keep_special)
 
@@ -405,6 +438,7 @@ class PlayByRequests:
                 # What the environment has counts, whatever ends this call.
                 self._env.answer(wanted.number, text, facts)
                 self._answers_given.add(wanted.number)
+                self._given_at[wanted.number] = time.monotonic()
 
             await self._calls.ask(answer, on_loop=True, timed=False)
 
@@ -422,10 +456,21 @@ class PlayByRequests:
         if not self._news_task.done():
             return False
         news, self._news_task = self._news_task.result(), None
+        for request in news.new:
+            self._note_tools(request.after)
+        if news.new and self._begun_at is not None:
+            self._stream.cutter.note_time(0, tools=time.monotonic() - self._begun_at)
+            self._begun_at = None
         self._waiting_requests.extend(news.new)
         for number in news.withdrawn:
             await self._withdraw_request(number)
         return news.ended
+
+    def _note_tools(self, number: int) -> None:
+        """Note the time of the agent behind an answer, when the agent goes on."""
+        given = self._given_at.pop(number, None)
+        if given is not None:
+            self._turn_order.note_tools(number, time.monotonic() - given)
 
     async def _ask_news(self) -> RequestNews:
         """Ask the environment for news: while answers are sampled, it may be silent for as long as that takes."""
@@ -484,6 +529,9 @@ class PlayByRequests:
             why: the limit at which it ends; "": it ends as its last turn did.
         """
         result: StepResult = await self._calls.result(self._env.outcome, status != "finished")
+        # Behind the last answer, the agent may still have worked for long.
+        if self._given_at:
+            self._note_tools(max(self._given_at, key=lambda number: self._given_at[number]))
         numbers = self._turn_order.numbers
         if not numbers:
             raise EnvironmentFailed("environment: the episode ended, and no answer was sampled")

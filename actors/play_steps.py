@@ -20,7 +20,7 @@ from actors.env_results import (
     finite_rewards,
     no_room,
 )
-from actors.episode import Episode
+from actors.episode import Episode, SampledTime
 from actors.errors import ActorError, EnvironmentFailed, PrefixDiverged
 from actors.generator_client import routed
 from actors.segments import Closing
@@ -174,6 +174,8 @@ class PlayBySteps:
         self._keep_special = False
         """True if the environment parses tool calls, whose marks may be special tokens."""
         self._generator = ""
+        self._tools_noted = 0.0
+        """Seconds of the environment that are in `TurnTime`s."""
 
     async def play(self) -> TrajectoryStatus:
         """Play to the end. Return the status with which the trajectory was closed.
@@ -186,6 +188,7 @@ class PlayBySteps:
         if (length := len(opening.token_ids)) >= self._conversations.longest:
             raise no_room(length, self._conversations.bound, self._conversations.longest)
         await self._add_observation(opening)
+        self._note_tools(0)
         for turn in range(await self._repeat_prefix(), self._max_turns):
             sampled, reason = await self._sample_turn(turn, await self._longest_turn())
             await self._tell_turn_facts(sampled, cut=reason == "length")
@@ -196,11 +199,17 @@ class PlayBySteps:
                 rewards |= finite_rewards(result)
             closing = self._closing_after(result, turn, reason, observation)
             earlier = earlier_rewards(result, self._conversations.answers) if closing is not None else []
+            self._note_tools(self._cutter.turn)
             await self._stream.send(self._cutter.close_turn(rewards, reason, closing, marks, earlier))
             if closing is not None:
                 return closing.status
             await self._add_observation(observation)
         raise AssertionError("the last turn closes the trajectory")
+
+    def _note_tools(self, turn: int) -> None:
+        """Note the time in the environment since the last call for a turn."""
+        seconds, self._tools_noted = self._calls.seconds - self._tools_noted, self._calls.seconds
+        self._cutter.note_time(turn, tools=seconds)
 
     def unsent_segments(self) -> list[SegmentArrays]:
         """Return segments of what was sampled and was not sent: none, as each is sent when it is cut."""
@@ -314,13 +323,20 @@ class PlayBySteps:
             routed=self._routed,
         )
         reason = ""
-        pieces = self._sampler.pieces(request, self._tokens[start:], keep_special=self._keep_special)
-        async with aclosing(pieces) as stream:
-            async for sampled in stream:
-                reason, self._generator = sampled.finish_reason, sampled.generator
-                self._tokens += sampled.token_ids.tolist()
-                self._routed = routed(self._routed, [sampled])
-                await self._stream.send(self._cutter.act(sampled))
+        spent, answer = SampledTime(), self._cutter.turn + (before == start)
+        pieces = self._sampler.pieces(
+            request, self._tokens[start:], keep_special=self._keep_special, spent=spent
+        )
+        try:
+            async with aclosing(pieces) as stream:
+                async for sampled in stream:
+                    reason, self._generator = sampled.finish_reason, sampled.generator
+                    self._tokens += sampled.token_ids.tolist()
+                    self._routed = routed(self._routed, [sampled])
+                    await self._stream.send(self._cutter.act(sampled))
+        finally:
+            # An episode that ends here has spent the time, too.
+            self._cutter.note_time(answer, waited=spent.waited, sampled=spent.sampled)
         if reason != "length" or len(self._tokens) >= end:
             return reason
         await self._stream.send(self._cutter.cut_full())

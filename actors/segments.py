@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from actors.sampled import Routes, Sampled, together
 from protocol.arrays import MAX_ROUTE_BYTES, TOKEN_ARRAYS, Arrays, SegmentArrays
-from protocol.messages.episodes import Failure, Reward, Segment, Task, Turn, TurnMark
-from protocol.messages.fields import KvPolicy, TrajectoryStatus
+from protocol.messages.episodes import Failure, Reward, Segment, Task, Turn, TurnMark, TurnTime
+from protocol.messages.fields import MAX_ITEMS, KvPolicy, TrajectoryStatus
 
 
 class RouteBook:
@@ -116,6 +116,8 @@ class SegmentCutter:
         self._turns: list[Turn] = []
         self._owed: list[Reward] = []
         """Rewards of repeated turns, which are not in a segment yet."""
+        self._times: dict[int, list[float]] = {}
+        """Seconds waited, sampled and in tools by turn, which are not in a segment yet."""
         self._routes = RouteBook()
         self._pending: list[Arrays] = []
         self._pending_tokens = 0
@@ -171,6 +173,14 @@ class SegmentCutter:
         """Note the rewards of the present turn, which is repeated. The next `close_turn` returns them."""
         self._owed += [Reward(name, self._turn, value) for name, value in rewards.items()]
 
+    def note_time(self, turn: int, *, waited: float = 0.0, sampled: float = 0.0, tools: float = 0.0) -> None:
+        """Add seconds to those of a turn, see `TurnTime`. The next segment that ends a turn has them."""
+        known = self._times.setdefault(turn, [0.0, 0.0, 0.0])
+        # A clock that goes wrong must not make a segment that no broker takes.
+        self._times[turn] = [
+            before + max(0.0, more) for before, more in zip(known, (waited, sampled, tools), strict=True)
+        ]
+
     def act(self, sampled: Sampled) -> list[SegmentArrays]:
         """Append tokens to the current action turn, or begin one with them."""
         self._generator = sampled.generator or self._generator
@@ -196,13 +206,25 @@ class SegmentCutter:
         named, self._owed = [*self._owed, *earlier, *own], []
         marked = [TurnMark(name, self._turn, value) for name, value in (marks or {}).items()]
         end = closing or Closing("unfinished", stop_reason)
-        cuts = [*self._cut_rows(), self._cut_segment(self._pending_tokens, named, end, marked)]
+        times = self._take_times()
+        cuts = [*self._cut_rows(), self._cut_segment(self._pending_tokens, named, end, marked, times)]
         self._turn_is_action = False
         return cuts
 
     def abandon(self, closing: Closing) -> list[SegmentArrays]:
         """End the trajectory at its last token. The segment returned may be empty."""
-        return [*self._cut_rows(), self._cut_segment(self._pending_tokens, [], closing)]
+        times = self._take_times()
+        return [*self._cut_rows(), self._cut_segment(self._pending_tokens, [], closing, times=times)]
+
+    def _take_times(self) -> list[TurnTime]:
+        """Return and remove the seconds that no segment has yet, in the order of the turns, to the microsecond."""
+        taken = [
+            TurnTime(turn, *(round(value, 6) for value in seconds))
+            for turn, seconds in sorted(self._times.items())[:MAX_ITEMS]
+            if any(seconds)
+        ]
+        self._times = {}
+        return taken
 
     def _cut_rows(self) -> list[SegmentArrays]:
         """Return segments without tokens, with the rows of experts for which the next segment has no room."""
@@ -241,7 +263,12 @@ class SegmentCutter:
             self._turns.append(Turn(self._turn, start, end, action, back))
 
     def _cut_segment(
-        self, n: int, rewards: list[Reward], closing: Closing, marks: Sequence[TurnMark] = ()
+        self,
+        n: int,
+        rewards: list[Reward],
+        closing: Closing,
+        marks: Sequence[TurnMark] = (),
+        times: Sequence[TurnTime] = (),
     ) -> SegmentArrays:
         assert not self.closed, f"trajectory {self._trajectory_id} is closed"
         arrays = self._take_pending(n)
@@ -271,6 +298,7 @@ class SegmentCutter:
             failure=closing.failure,
             auxiliary=list(closing.auxiliary),
             marks=list(marks),
+            times=list(times),
         )
         arrays |= self._routes.take_routes(self.offset + n)
         self._index += 1

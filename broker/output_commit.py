@@ -72,9 +72,9 @@ class JournalStore(Counted):
     The broker delivers most segments while memory still has them, so it need not read them from the disk.
     """
 
-    def __init__(self, journal: Journal, max_bytes: int) -> None:
+    def __init__(self, journal: Journal, max_bytes: int, wall_clock: Callable[[], float] = time.time) -> None:
         super().__init__()
-        self.journal, self._max_bytes = journal, max_bytes
+        self.journal, self._max_bytes, self._wall_clock = journal, max_bytes, wall_clock
         self._places: dict[SegmentKey, Place] = {}
         self._files: Counter[int] = Counter()
         self.freed = 0
@@ -97,7 +97,7 @@ class JournalStore(Counted):
 
     def put(self, key: SegmentKey, header: bytes, body: Buffer) -> None:
         nbytes = len(header) + len(body)
-        place = self.journal.append(Kind.SEGMENT, *pack_segment(header, body))
+        place = self.journal.append(Kind.SEGMENT, *pack_segment(header, body, self._wall_clock()))
         self.adopt(key, place, nbytes)
         self._recent[key] = header, body
         self._recent_nbytes += nbytes
@@ -133,7 +133,7 @@ class JournalStore(Counted):
             self.freed += 1
 
     def record_event(self, event: AnyEvent) -> None:
-        self.journal.append(Kind.EVENT, encode_event(event))
+        self.journal.append(Kind.EVENT, encode_event(event, self._wall_clock()))
 
     def index(self) -> list[tuple[SegmentKey, Place, int, bool]]:
         """Return key, place, bytes and whether committed, for every segment."""

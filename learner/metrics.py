@@ -1,7 +1,8 @@
 """Reports each learner step as TensorBoard events and a line of JSON; `learner.gauges` declares the names."""
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ def histogram_tag(name: str) -> str:
     return f"histogram/{name}"
 
 
+TIME = "time"
+"""Key of the wall clock in a line of metrics.jsonl: seconds since 1970 (UTC), when the line was written."""
 MAX_REWARDS = 16
 """Most rewards of different names that get a histogram."""
 
@@ -115,11 +118,16 @@ def return_histograms(arrived: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
 class Report:
     """Writes TensorBoard events below ``run_dir/tb`` and lines of ``run_dir/metrics.jsonl``.
 
+    Args:
+        run_dir: run folder.
+        wall_clock: returns the seconds since 1970 (UTC), which each line has as ``time``.
+
     Raises:
         KeyError: a metric of the learner is not declared in `learner.gauges`; so no metric goes undocumented.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, wall_clock: Callable[[], float] = time.time) -> None:
+        self._wall_clock = wall_clock
         self._folder = run_dir / "tb"
         self._path = run_dir / METRICS
         self._reasons = 0
@@ -174,14 +182,16 @@ class Report:
             if values.size:
                 self._writer.add_histogram(shown, values, step)
         self._writer.flush()
-        self._lines.write(json.dumps({"step": step, **everything}) + "\n")
-        self._lines.flush()
+        self._write_line({"step": step, **everything})
 
     def note(self, step: int, text: str) -> None:
         """Record a sentence for a person: `offbeat train` prints it, and TensorBoard has it in its text tab."""
         self._writer.add_text("notes", text, step)
         self._writer.flush()
-        self._lines.write(json.dumps({"step": step, "note": text}) + "\n")
+        self._write_line({"step": step, "note": text})
+
+    def _write_line(self, line: Mapping[str, Any]) -> None:
+        self._lines.write(json.dumps({**line, TIME: round(self._wall_clock(), 3)}) + "\n")
         self._lines.flush()
 
     def write_failures(self, step: int, failures: FailureCounts) -> None:

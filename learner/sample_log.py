@@ -237,6 +237,7 @@ class SampleLog:
         decode: turns token ids into text; None: no samples are written.
         seed: seed of the choice.
         clock: returns the time in seconds.
+        wall_clock: returns the seconds since 1970 (UTC), which each sample has.
     """
 
     def __init__(
@@ -246,8 +247,10 @@ class SampleLog:
         *,
         seed: int = 0,
         clock: Callable[[], float] = time.perf_counter,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._run_dir, self._decode, self._seed, self._clock = run_dir, decode, seed, clock
+        self._wall_clock = wall_clock
         self._started, self._spent = clock(), 0.0
         self._broken = False
         self.of_last_step: list[Sample] = []
@@ -284,6 +287,7 @@ class SampleLog:
                 step=step,
                 version=version,
                 advantage=math.nan if advantages is None else float(advantages[i]),
+                at=self._wall_clock(),
             )
             for chosen, i in of_batch(trained, rng)
         ]
@@ -380,7 +384,15 @@ class SampleLog:
         self, t: Trajectory, chosen: SampleReason, step: int, version: int, *, evaluation: str = ""
     ) -> Sample:
         assert self._decode is not None
-        return make_sample(t, self._decode, chosen=chosen, step=step, version=version, evaluation=evaluation)
+        return make_sample(
+            t,
+            self._decode,
+            chosen=chosen,
+            step=step,
+            version=version,
+            evaluation=evaluation,
+            at=self._wall_clock(),
+        )
 
 
 def make_sample(
@@ -392,6 +404,7 @@ def make_sample(
     version: int,
     evaluation: str = "",
     advantage: float = math.nan,
+    at: float | None = None,
 ) -> Sample:
     """Return the sample of a trajectory, whose line has at most `MAX_LINE_BYTES` bytes.
 
@@ -399,6 +412,7 @@ def make_sample(
         decode: turns token ids into text.
         version: policy version that the step updated, or that was evaluated.
         advantage: mean advantage of the tokens that carried gradient; NaN if none did.
+        at: wall clock, in seconds since 1970 (UTC).
     """
     versions = t.policy_version[t.action_mask]
     failed = t.status == "failed"
@@ -423,6 +437,7 @@ def make_sample(
         correct=t.correct,
         replayed=t.replayed,
         temperature=t.temperature,
+        time=None if at is None else round(at, 3),
     )
     chars = PART_CHARS
     while True:

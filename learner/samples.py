@@ -70,6 +70,9 @@ class Sample(Struct, frozen=True, kw_only=True):
     """True if the task was solved exactly; None if the environment does not say so."""
     replayed: bool = False
     temperature: float = 1.0
+    time: float | None = None
+    """Wall clock when the learner wrote the sample, in seconds since 1970 (UTC); None in a file of an earlier
+    version."""
 
 
 _decoder = msgspec.json.Decoder(Sample)

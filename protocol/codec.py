@@ -56,7 +56,7 @@ AnyMessage = (
 )  # fmt: skip
 
 
-MAJOR, MINOR = 4, 4
+MAJOR, MINOR = 4, 5
 PRELUDE = b"OB" + bytes((MAJOR, MINOR))
 
 MAX_HEADER_BYTES = 256 * 1024

@@ -143,6 +143,10 @@ class Unit(Struct):
 class Event(Struct, tag_field="type", frozen=True, kw_only=True, omit_defaults=True):
     """Base of all events."""
 
+    at: float | None = None
+    """Wall clock at which the journal took the event, in seconds since 1970 (UTC); None in a journal of an earlier
+    version. For people: the state never reads it, because a clock may be set while the broker runs."""
+
 
 class TasksPut(Event, tag="tasks_put", frozen=True):
     """The learner put new tasks; their rollout groups wait for them."""
@@ -235,14 +239,17 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
 
 
-def encode_event(event: AnyEvent) -> bytes:
+def encode_event(event: AnyEvent, at: float | None = None) -> bytes:
     """Encode an event for the journal.
 
+    Args:
+        at: wall clock, in seconds since 1970 (UTC); None: nobody knows.
+
     Example:
-        >>> decode_event(encode_event(GroupClosed(group_id="1g7")))
-        GroupClosed(group_id='1g7')
+        >>> decode_event(encode_event(GroupClosed(group_id="1g7"), 1.5))
+        GroupClosed(at=1.5, group_id='1g7')
     """
-    return _encoder.encode(event)
+    return _encoder.encode(event if at is None else msgspec.structs.replace(event, at=at))
 
 
 def decode_event(payload: bytes) -> AnyEvent:

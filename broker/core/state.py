@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from broker.config import BrokerConfig
 from broker.core.peers import BrokerOutbox, Peers
 from broker.core.records import (
@@ -168,7 +170,8 @@ class BrokerState:
 
     def now_published(self, event: Published) -> None:
         """Set the newest policy version, and the version line of its weights."""
-        self.published, self.line = event, VersionLine(event.line)
+        # The wall clock is the journal's alone, so a recovered state equals the one before.
+        self.published, self.line = replace(event, at=None), VersionLine(event.line)
 
     def _put_task(self, task: Task) -> str:
         wrong = self.assembly.expect(task)

@@ -249,14 +249,24 @@ def _what(data: bytes, offset: int) -> str:
 # --- payloads -----------------------------------------------------------------------------------------------
 
 
-def pack_segment(header: bytes, body: Buffer) -> tuple[bytes, bytes, Buffer]:
+_LENGTH = struct.Struct("<I")
+_TIMED_LENGTH = struct.Struct("<Id")
+_TIMED = 1 << 31
+"""Bit of the length of a segment's header that says that the time of arrival follows. No header is that long."""
+
+
+def pack_segment(header: bytes, body: Buffer, at: float | None = None) -> tuple[bytes, bytes, Buffer]:
     """Return the parts of a SEGMENT's payload.
 
+    Args:
+        at: wall clock of the segment's arrival, in seconds since 1970 (UTC); None: nobody knows.
+
     Example:
-        >>> unpack_segment(b"".join(pack_segment(b"header", b"body")))
+        >>> unpack_segment(b"".join(pack_segment(b"header", b"body", 1.5)))
         (b'header', b'body')
     """
-    return _CRC.pack(len(header)), header, body
+    size = len(header)
+    return _LENGTH.pack(size) if at is None else _TIMED_LENGTH.pack(size | _TIMED, at), header, body
 
 
 def unpack_segment(payload: bytes) -> tuple[bytes, bytes]:
@@ -265,10 +275,32 @@ def unpack_segment(payload: bytes) -> tuple[bytes, bytes]:
     Raises:
         JournalError: the payload is too short.
     """
-    if len(payload) < _CRC.size:
-        raise JournalError(f"a segment of {len(payload)} bytes")
-    end = _CRC.size + _CRC.unpack_from(payload)[0]
-    return payload[_CRC.size : end], payload[end:]
+    start, size, _ = _before_header(payload)
+    return payload[start : start + size], payload[start + size :]
+
+
+def arrival_of(payload: bytes) -> float | None:
+    """Return when a SEGMENT arrived, in seconds since 1970; None in a journal of an earlier version.
+
+    Raises:
+        JournalError: the payload is too short.
+
+    Example:
+        >>> arrival_of(b"".join(pack_segment(b"h", b"b", 1.5))), arrival_of(b"".join(pack_segment(b"h", b"b")))
+        (1.5, None)
+    """
+    return _before_header(payload)[2]
+
+
+def _before_header(payload: bytes) -> tuple[int, int, float | None]:
+    """Return where a segment's header begins, its length, and the time of its arrival."""
+    if len(payload) >= _LENGTH.size:
+        size: int = _LENGTH.unpack_from(payload)[0]
+        if not size & _TIMED:
+            return _LENGTH.size, size, None
+        if len(payload) >= _TIMED_LENGTH.size:
+            return _TIMED_LENGTH.size, size & ~_TIMED, _TIMED_LENGTH.unpack_from(payload)[1]
+    raise JournalError(f"a segment of {len(payload)} bytes")
 
 
 class DeadLetter(Struct, frozen=True):

@@ -8,6 +8,7 @@ import json
 import sys
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -23,6 +24,7 @@ from broker.journal.writer import (
     Kind,
     Loss,
     Place,
+    arrival_of,
     file_name,
     unpack_dead_letter,
     unpack_segment,
@@ -45,6 +47,8 @@ class PlacedSegment(NamedTuple):
 
     segment: Segment
     place: Place
+    arrived: float | None = None
+    """Seconds since 1970; None in a journal of an earlier version."""
 
 
 def export(folder: Path, out: Path, format_: str, only: Collection[str] | None = None) -> str:
@@ -84,15 +88,16 @@ def trajectories(folder: Path, only: Collection[str] | None = None) -> dict[str,
         for entry in contents.entries:
             if entry.kind is not Kind.SEGMENT:
                 continue
+            payload = contents.record(entry).payload
             try:
-                segment = decode_segment(unpack_segment(contents.record(entry).payload)[0])
+                segment = decode_segment(unpack_segment(payload)[0])
             except ProtocolError as error:
                 raise JournalError(
                     f"{folder}, record {entry.number}: {error}; another version wrote it"
                 ) from None
             if only is None or segment.trajectory_id in only:
                 found.setdefault(segment.trajectory_id, {})[segment.index] = PlacedSegment(
-                    segment, entry.place
+                    segment, entry.place, arrival_of(payload)
                 )
     return {name: [held[index] for index in sorted(held)] for name, held in found.items()}
 
@@ -140,6 +145,8 @@ def _line(held: list[PlacedSegment], arrays: list[Arrays]) -> dict[str, Any]:
         "turns": _turns(held),
         "rewards": _values_by_name(reward for piece in held for reward in piece.segment.rewards),
         "marks": _values_by_name(mark for piece in held for mark in piece.segment.marks),
+        "times": [msgspec.to_builtins(spent) for piece in held for spent in piece.segment.times],
+        "arrived": [piece.arrived for piece in held],
         "extra": {key: value for piece in held for key, value in piece.segment.extra.items()},
         **{name: [x for part in arrays if name in part for x in part[name].tolist()] for name in names},
     }
@@ -278,9 +285,34 @@ def shown(folder: Path, trajectory: str | None = None, kind: str | None = None) 
                 if kind is None and trajectory is None:
                     yield f"{'-':>9}  {'LOST':8}  {item}"
             elif kind in (None, item.kind.name.lower()):
-                text = _text(item, contents.record(item).payload, trajectory)
+                payload = contents.record(item).payload
+                text = _text(item, payload, trajectory)
                 if text is not None:
-                    yield f"{item.number:>9}  {item.kind.name:8}  {text}"
+                    when = _time_of(item.kind, payload)
+                    yield f"{item.number:>9}  {item.kind.name:8}  {when}{text}"
+
+
+def _time_of(kind: Kind, payload: bytes) -> str:
+    """Return when the journal took a record, in UTC; "" if the record does not say so."""
+    at = None
+    if kind is Kind.SEGMENT:
+        at = arrival_of(payload)
+    elif kind is Kind.EVENT:
+        at = _event(payload).get("at")
+    return f"{clock_text(at)}  " if isinstance(at, float) else ""
+
+
+def clock_text(at: float) -> str:
+    """Return a time of the wall clock in UTC, to the millisecond.
+
+    Example:
+        >>> clock_text(1.5), clock_text(float("inf"))
+        ('1970-01-01T00:00:01.500Z', '?')
+    """
+    try:
+        return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
+    except (ValueError, OverflowError, OSError):
+        return "?"
 
 
 def _text(entry: FoundRecord, payload: bytes, trajectory: str | None) -> str | None:
@@ -298,6 +330,7 @@ def _text(entry: FoundRecord, payload: bytes, trajectory: str | None) -> str | N
             event = _event(payload)
             if trajectory is not None and not _mentions(event, _ids(trajectory)):
                 return None
+            event.pop("at", None)
             return _cut(f"{event.pop('type', '?'):14}  {_json(event)}")
         case _ if trajectory is not None:
             return None

@@ -49,22 +49,34 @@ class StateFile:
     Args:
         http: address at which the broker answers.
         note: function that shows a sentence to the user.
+        wall_clock: returns the seconds since 1970 (UTC), at which the record is written.
     """
 
-    def __init__(self, folder: Path, http: str, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        http: str,
+        note: Callable[[str], None],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._path, self._http, self._note = folder / STATE_FILE, http, note
+        self._wall_clock = wall_clock
         self.unsaved = False
         """True if the newest record could not be written."""
 
     def save(self, posts: Iterable[Post]) -> None:
         """Write the processes of all posts. If the disk is full, say so once, and leave the former record."""
-        state: dict[str, Any] = {"pid": os.getpid(), "http": self._http, "processes": {}}
+        state: dict[str, Any] = {
+            "pid": os.getpid(), "http": self._http, "time": round(self._wall_clock(), 3), "processes": {}
+        }  # fmt: skip
         for post in posts:
             state["processes"][post.name] = {
                 "pid": post.child.process.pid if post.child else 0,
                 "log": str(post.child.log) if post.child else "",
                 "restarts": post.backoff.total,
                 "last_reason": post.backoff.reasons[-1] if post.backoff.reasons else "",
+                "started": post.started_at,
+                "endings": [{"time": at, "reason": why} for at, why in post.endings],
             }
         try:
             write_whole(self._path, json.dumps(state, indent=1), durable=False)

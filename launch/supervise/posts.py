@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +122,9 @@ BROKER_START_S = 120.0
 """Longest wait for the first answer of a broker, because reading a long journal takes a while."""
 
 
+MAX_ENDINGS = 50
+
+
 @dataclass
 class Post:
     """One place in the crew: how to start its process, the process that runs there now, and its restarts."""
@@ -135,6 +140,10 @@ class Post:
     """Monotonic time at which to start the process again; set when it has ended."""
     why: str = ""
     """Reason why the supervisor killed the process; empty if it did not."""
+    started_at: float | None = None
+    """Wall clock at the start of the process, in seconds since 1970 (UTC), for the record of the run."""
+    endings: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=MAX_ENDINGS))
+    """Wall clock at the end of earlier processes here, and why they ended: the newest of those that start again."""
 
     @property
     def running(self) -> bool:
@@ -167,11 +176,13 @@ class Post:
     def began(self, child: Child) -> None:
         """Note the process that runs there now."""
         self.child, self.due, self.why = child, None, ""
+        self.started_at = round(time.time(), 3)
 
     def plan_restart(self, why: str, now: float, patience: Patience) -> bool:
         """Plan the next start of a process that has ended; return False if it has been started too often in a row."""
         assert self.child is not None
         lived_s = now - self.child.started
+        self.endings.append((round(time.time(), 3), why))
         self.due = self.backoff.ended(why, lived_s=lived_s, now=now, patience=patience)
         return self.due is not None
 

@@ -30,6 +30,7 @@ from protocol.messages.fields import (
     Name,
     Prose,
     Purpose,
+    Seconds,
     Seed,
     Summand,
     TrajectoryStatus,
@@ -85,6 +86,24 @@ class TurnMark(Struct, frozen=True, array_like=True):
     """Read by the learner, which finds the turn of the mark by it."""
     value: float | Label
     """Read by the learner, which rejects a trajectory with a number that is not finite."""
+
+
+class TurnTime(Struct, frozen=True, array_like=True):
+    """Where the time of one turn went, by the monotonic clock of the actor, in seconds.
+
+    The actor writes it in a Segment after the turn, and several of one turn add up. Neither broker nor learner reads
+    it; `offbeat journal export` shows it. Together with the broker's time of arrival it places the turn on a time line,
+    without a clock of the actor's host.
+    """
+
+    turn: Count
+    """Index of the turn: an action turn, or 0 for the start of the episode."""
+    waited: Seconds
+    """From the request for tokens to the first of them: an engine, a place in it, a version in lockstep, the prompt."""
+    sampled: Seconds
+    """From the first token to the last one, without the time in which the actor could not take more."""
+    tools: Seconds
+    """In the environment, or in the agent and its tools: behind an action turn, or before the first prompt."""
 
 
 class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -166,6 +185,8 @@ class Segment(Message, tag="segment", frozen=True):
     segment; windows that it has trained before then stay trained."""
     marks: Annotated[list[TurnMark], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
     """Marks of the action turn that ends here, since 4.2. Read by the learner, for methods that compare turns."""
+    times: Annotated[list[TurnTime], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
+    """Seconds of turns that have ended, since 4.5; absent from an actor that does not measure them."""
 
 
 class SegmentAck(Message, tag="segment_ack", frozen=True):

@@ -49,6 +49,8 @@ Seed = Annotated[int, Meta(ge=-LARGEST_COUNT, le=LARGEST_COUNT)]
 Growing = Annotated[float, Meta(ge=0, le=LARGEST_COUNT)]
 """A number that grows. The bounds leave out NaN, which differs from itself, and infinity, which cannot grow."""
 Duration = Annotated[float, Meta(gt=0, le=LARGEST_DURATION_S)]
+Seconds = Annotated[float, Meta(ge=0, le=LARGEST_DURATION_S)]
+"""A time that was measured, which may be 0. The bounds leave out NaN."""
 Summand = Annotated[int, Meta(ge=0, le=2**40)]
 """A number that is added up. The bound keeps sums within the 64 bits of a MessagePack integer."""
 

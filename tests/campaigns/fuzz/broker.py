@@ -449,7 +449,7 @@ class Trial:
 
     def _boot(self) -> tuple[Dispatcher, JournalStore]:
         self._boots += 1
-        store = JournalStore(self._journal, 1 << 30)  # type: ignore[arg-type]
+        store = JournalStore(self._journal, 1 << 30, wall_clock=lambda: 0.0)  # type: ignore[arg-type]
         dispatcher = Dispatcher(
             self._config, run="r", max_policy_lag=self._lag, now=self._now, store=store, boot=str(self._boots)
         )

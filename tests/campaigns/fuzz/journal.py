@@ -55,12 +55,14 @@ from tests.campaigns.fuzz.engine import Choices, mutate_bytes, mutate_value
 from tests.campaigns.fuzz.messages import arrays, evaluation, group, segment
 
 CONFIG = JournalConfig(sync_interval_s=1e6, file_bytes=4096, keep_bytes=1 << 20, min_free_bytes=0)
+WRITTEN_AT = 1_800_000_000.25
+"""Wall clock of the sample, so that an input follows from seed and number."""
 
 
 def write_sample(folder: Path) -> dict[str, bytes]:
     """Write the journal of a small run. Return its files: three logs, the later two with a snapshot."""
     journal = Journal.open(folder, run="r", config=CONFIG)
-    store = JournalStore(journal, CONFIG.max_bytes)
+    store = JournalStore(journal, CONFIG.max_bytes, wall_clock=lambda: WRITTEN_AT)
     dispatcher = Dispatcher(
         BrokerConfig(journal=CONFIG), run="r", max_policy_lag=4, now=0.0, store=store, boot="1"
     )
@@ -293,7 +295,7 @@ class FolderTarget:
             assert (record.kind, record.payload) in self._written, "a record that nobody wrote"
 
     def _recover(self, journal: Journal) -> None:
-        store = JournalStore(journal, CONFIG.max_bytes)
+        store = JournalStore(journal, CONFIG.max_bytes, wall_clock=lambda: WRITTEN_AT)
         dispatcher = Dispatcher(
             BrokerConfig(journal=CONFIG), run="r", max_policy_lag=4, now=0.0, store=store, boot="2"
         )
@@ -475,7 +477,7 @@ def _recover(series: list[bytes], flags: int) -> None:
     journal = MemoryJournal(found)
     if flags & LOST:
         journal.losses = [Loss(1, 0, 1, 1, "lost")]
-    store = JournalStore(journal, 1 << 30)  # type: ignore[arg-type]
+    store = JournalStore(journal, 1 << 30, wall_clock=lambda: WRITTEN_AT)  # type: ignore[arg-type]
     state = BrokerState(BrokerConfig(), store, 4, "2")
     recover(state, store, found, 1000.0)
     assert flags & ALTERED or state.violation() == "", f"the ledger does not close: {state.violation()}"

@@ -321,19 +321,21 @@ def test_weights_ahead_of_what_was_published_get_a_number_of_their_own(tmp_path)
 
 
 def test_the_report_forgets_what_came_after_a_checkpoint(tmp_path):
-    report = RealReport(tmp_path)
+    report = RealReport(tmp_path, wall_clock=lambda: 1_800_000_000.0004)
     for step in (1, 2, 3):
         report.write(step, {"learner/loss": float(step)})
     report.close()
     with open(tmp_path / "metrics.jsonl", "a") as lines:
         # A crash cut this line.
         lines.write('{"step": 4, "learner/lo')
-    report = RealReport(tmp_path)
+    report = RealReport(tmp_path, wall_clock=lambda: 1_800_000_060.5)
     report.rewind(2)
     report.write(3, {"learner/loss": 30.0})
+    report.note(3, "told")
     report.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(m["step"], m["learner/loss"]) for m in lines] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+    assert [(m["step"], m["learner/loss"]) for m in lines[:3]] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+    assert [m["time"] for m in lines] == [1_800_000_000.0, 1_800_000_000.0, *[1_800_000_060.5] * 2]
 
 
 def test_a_metric_without_a_meaning_is_refused(tmp_path):

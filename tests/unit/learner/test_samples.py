@@ -386,3 +386,14 @@ def test_the_learner_rewinds_with_the_evaluations_of_its_checkpoint(samples, tmp
     TrainingRun(trainer, None).checkpoints.rewind()
     assert said == [0]
     assert list(read_samples(tmp_path)) == []
+
+
+def test_a_sample_says_when_it_was_written_and_an_older_one_does_not(tmp_path):
+    log = SampleLog(tmp_path, letters, wall_clock=lambda: 1_800_000_000.0004)
+    log.step(1, 0, batch(0.0, 1.0), [])
+    log.evaluation(1, 0, "start", batch(1.0))
+    assert {sample.time for sample in read_samples(tmp_path)} == {1_800_000_000.0}
+    path = tmp_path / SAMPLES_FILE
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({k: v for k, v in x.items() if k != "time"}) + "\n" for x in lines))
+    assert {sample.time for sample in read_samples(tmp_path)} == {None}

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -133,7 +134,11 @@ def test_a_process_that_cannot_be_started_is_started_later(crew, notes, spawned)
     spawned.full = False
     crew.revive(10.1 + START_RETRY_S)
     assert crew.running("generator-0")
-    assert state(crew)["generator-0"] | {"log": ""} == {
+    saved = state(crew)["generator-0"]
+    (ending,), started = saved.pop("endings"), saved.pop("started")
+    assert ending["reason"] == "generator-0 ended with code 1"
+    assert 0.0 < ending["time"] <= started <= time.time()
+    assert saved | {"log": ""} == {
         "pid": 3, "restarts": 1, "log": "", "last_reason": "generator-0 ended with code 1",
     }  # fmt: skip
 
