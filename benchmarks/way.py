@@ -50,8 +50,9 @@ from learner.intake.session import BrokerSession
 from learner.metrics import Report
 from learner.process import join
 from learner.retrain import Unpublished
-from learner.settings.algorithm import AlgorithmConfig, ClipSurrogate
+from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.learner import LearnerConfig
+from learner.settings.surrogates import ClipSurrogate
 from learner.trainer import Trainer
 from learner.trajectory import Trajectory
 from learner.update.engine import TrainingEngine

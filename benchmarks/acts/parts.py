@@ -10,8 +10,9 @@ from typing import Any
 
 from learner.rewards import calls_of, is_flawed, mark_total
 from learner.settings.advantages import BatchMeanAdvantage, ComparedAdvantage, GroupAdvantage
-from learner.settings.algorithm import ClipSurrogate, EntropyBonus, WeightedSurrogate
+from learner.settings.algorithm import EntropyBonus
 from learner.settings.learner import LearnerConfig
+from learner.settings.surrogates import ClipSurrogate, WeightedSurrogate
 from learner.trajectory import Trajectory
 
 FAR = 1e6

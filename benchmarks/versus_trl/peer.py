@@ -25,8 +25,8 @@ from envs.rows.suite import RowsSuite
 from envs.user_code import load_callable
 from launch.run_file.load import check
 from launch.run_file.sections import RunConfig
-from learner.settings.algorithm import ClipSurrogate
 from learner.settings.learner import OptimizerConfig
+from learner.settings.surrogates import ClipSurrogate
 
 TOOL_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"

@@ -4,331 +4,34 @@ Each form has its own fields and defaults; docs/recipes says which method each b
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
-from learner.algorithms.tokens import Level
 from learner.settings.advantages import (
     GROUP_RELATIVE,
     AdvantageConfig,
     GroupAdvantage,
     judges_groups,
 )
-from learner.settings.formulas import OwnCorrection, OwnSurrogate
-from protocol.section import OWN, SHIPPED, Section, form_of
-
-CorrectionLevel = Level | Literal["product", "group"]
-
-
-class TruncatedCorrection(Section):
-    """Weight min(ceiling, proximal / behaviour), without gradient (truncated importance sampling)."""
-
-    kind: Literal["truncated"] = "truncated"
-    ceiling: float = Field(2.0, gt=0)
-    """Largest weight. Above 0."""
-    level: CorrectionLevel = "token"
-    """Tokens that share one ratio. "token": each has its own; else the geometric mean over the tokens of
-    "turn": the turn, "sequence": the trajectory, "group": all trajectories of the rollout group, which keeps
-    the sum of group-relative advantages at zero. "product": the product over the trajectory's tokens, without
-    bias but with a variance that grows with the length."""
-
-
-class IntervalCorrection(Section):
-    """Tokens whose ratio proximal / behaviour is outside [low, high] get no gradient (IcePop). At level
-    "sequence" or "group" the geometric mean decides for the whole trajectory or rollout group; at level
-    "product" the product decides for the trajectory."""
-
-    kind: Literal["interval"] = "interval"
-    low: float = Field(0.5, ge=0)
-    """Smallest ratio that is kept. At least 0, below `high`."""
-    high: float = Field(2.0, gt=0)
-    """Largest ratio that is kept. Above 0."""
-    level: CorrectionLevel = "token"
-    """Tokens that share one ratio: see `level` of kind "truncated"."""
-    weight: bool = True
-    """Weight of a token inside the interval. True: the ratio itself; false: 1."""
-
-    def contradictions(self, field: str) -> Iterator[str]:
-        if self.low >= self.high:
-            yield (
-                f"{field}: low {self.low:g} is not below high {self.high:g}: no token would be left; lower low"
-            )
-
-
-ShippedCorrection = Annotated[TruncatedCorrection | IntervalCorrection, Field(discriminator="kind")]
-CorrectionConfig = Annotated[
-    Annotated[ShippedCorrection, Tag(SHIPPED)] | Annotated[OwnCorrection, Tag(OWN)], Discriminator(form_of)
-]
-
-
-Centre = Literal["proximal", "behaviour"]
-LowHalfWidth = Annotated[float, Field(ge=0, le=1)]
-HalfWidth = Annotated[float, Field(ge=0)]
-
-
-def _dual(field: str, dual: float, *, above: float) -> Iterator[str]:
-    if 0 < dual <= above:
-        yield (
-            f"{field}.dual is {dual:g}, not above the clip's own upper bound {above:g}: it would cut what the clip "
-            "lets through; raise it, or set 0 for none"
-        )
-
-
-class ClipSurrogate(Section):
-    """PPO clip of the ratio current / centre to [1 - low, 1 + high] (arXiv:1707.06347)."""
-
-    kind: Literal["clip"] = "clip"
-    low: LowHalfWidth = 0.2
-    """Distance of the lower bound from 1. 0 to 1."""
-    high: HalfWidth = 0.28
-    """Distance of the upper bound from 1. At least 0."""
-    dual: float = Field(0.0, ge=0)
-    """Dual clip: largest ratio that counts where the advantage is negative. 0: no dual clip; else above
-    1 + high."""
-    level: Level = "token"
-    """Tokens that share one ratio. "token": each has its own; else the geometric mean over the tokens of
-    "turn": the turn, "sequence": the trajectory (GSPO, arXiv:2507.18071)."""
-    centre: Centre = "proximal"
-    """Policy in the denominator of the ratio."""
-    keep_gradient: bool = False
-    """True if a token above the upper bound keeps the gradient (1 + high) times the advantage (AEPO,
-    arXiv:2510.14545). False: it has none."""
-
-    def contradictions(self, field: str) -> Iterator[str]:
-        yield from _dual(field, self.dual, above=1 + self.high)
-
-
-class WeightedSurrogate(Section):
-    """REINFORCE weighted by the ratio current / centre, which is bounded to [low, high] and carries no
-    gradient (CISPO, arXiv:2506.13585; AIPO, arXiv:2505.24034). No token loses its gradient."""
-
-    kind: Literal["weighted"] = "weighted"
-    low: float = Field(0.0, ge=0)
-    """Smallest weight. At least 0, at most `high`."""
-    high: float = Field(2.0, gt=0)
-    """Largest weight. Above 0."""
-    centre: Centre = "behaviour"
-    """Policy in the denominator of the ratio."""
-
-    def contradictions(self, field: str) -> Iterator[str]:
-        if self.low > self.high:
-            yield f"{field}: low {self.low:g} is above high {self.high:g}; lower low"
-
-
-class MiniRlSurrogate(Section):
-    """REINFORCE with weight min(ceiling, current / behaviour), where PPO would not clip the ratio
-    current / proximal; other tokens are masked out (MiniRL, arXiv:2512.01374)."""
-
-    kind: Literal["minirl"] = "minirl"
-    low: LowHalfWidth = 0.2
-    """Distance of the lower bound of current / proximal from 1. 0 to 1."""
-    high: HalfWidth = 0.27
-    """Distance of the upper bound of current / proximal from 1. At least 0."""
-    ceiling: float = Field(5.0, gt=0)
-    """Largest weight. Above 0."""
-
-
-class TripletSurrogate(Section):
-    """Asymmetric clip of the ratio current / behaviour with three bounds (HisPO, arXiv:2603.21065). Two
-    corrections of kind "interval" give HisPO's two-level mask."""
-
-    kind: Literal["triplet"] = "triplet"
-    negative_low: float = Field(0.8, ge=0)
-    """Smallest ratio where the advantage is negative. At least 0, below `negative_high`."""
-    negative_high: float = Field(5.0, gt=0)
-    """Largest ratio where the advantage is negative. Above 0."""
-    positive_high: float = Field(1.28, gt=0)
-    """Largest ratio where the advantage is positive. Above 0."""
-
-    def contradictions(self, field: str) -> Iterator[str]:
-        low, high = self.negative_low, self.negative_high
-        if low >= high:
-            yield f"{field}: negative_low {low:g} is not below negative_high {high:g}; lower it"
-        no_gradient = "fresh tokens, whose ratio is 1, would get no gradient; set it to"
-        if 1 < low < high:
-            yield f"{field}.negative_low is {low:g}: {no_gradient} at most 1"
-        if self.positive_high < 1:
-            yield f"{field}.positive_high is {self.positive_high:g}: {no_gradient} at least 1"
-
-
-class ChunkSurrogate(Section):
-    """Imitation, weighted by the advantage, where the advantage is positive. Where it is negative, REINFORCE
-    weighted by the ratio current / proximal of the whole turn, at most 1 (IPA, arXiv:2512.24873)."""
-
-    kind: Literal["chunk"] = "chunk"
-
-
-class BalancedSurrogate(Section):
-    """Clip whose bounds move at each optimizer step until tokens with positive advantage hold a given share
-    of the surrogate (BAPO, arXiv:2510.18927). The bounds apply to the ratio itself:
-    low_start <= low_stop < 1 < high_start <= high_stop."""
-
-    kind: Literal["balanced"] = "balanced"
-    target: float = Field(0.4, ge=0, le=1)
-    """Share of the surrogate that tokens with positive advantage must hold. 0 to 1."""
-    low_start: float = Field(0.6, ge=0)
-    """Lower bound at which the search starts. At least 0."""
-    low_stop: float = Field(0.9, ge=0)
-    """Largest lower bound. Below 1."""
-    low_step: float = Field(0.02, gt=0)
-    """Step by which the lower bound rises. Above 0."""
-    high_start: float = Field(1.2, gt=0)
-    """Upper bound at which the search starts. Above 1."""
-    high_stop: float = Field(3.0, gt=0)
-    """Largest upper bound."""
-    high_step: float = Field(0.05, gt=0)
-    """Step by which the upper bound rises. Above 0."""
-    measure: Literal["value", "gradient"] = "gradient"
-    """How the share is measured. "value": on clipped values, as published; "gradient": on tokens that still
-    carry gradient, because the argument for raising the lower bound is about gradients."""
-    order: Literal["paper", "code"] = "paper"
-    """Bound that is raised first. "paper": the upper one; "code": the lower one, as in the released
-    program."""
-    weight: Literal["one", "behaviour_probability"] = "one"
-    """Weight of a token in the share. "one": 1; "behaviour_probability": its probability under the behaviour
-    policy, as published."""
-    dual: float = Field(0.0, ge=0)
-    """Dual clip: largest ratio that counts where the advantage is negative. 0: no dual clip; else above
-    `high_stop`."""
-    centre: Centre = "behaviour"
-    """Policy in the denominator of the ratio."""
-
-    def contradictions(self, field: str) -> Iterator[str]:
-        a, b, c, d = self.low_start, self.low_stop, self.high_start, self.high_stop
-        if not a <= b < 1 < c <= d:
-            yield (
-                f"{field}: low {a:g} to {b:g}, high {c:g} to {d:g}: bounds of the ratio must be "
-                "low_start <= low_stop < 1 < high_start <= high_stop"
-            )
-        yield from _dual(field, self.dual, above=d)
-
-
-class EntropySurrogate(Section):
-    """Clip of the ratio current / proximal whose bounds, and advantages, depend on the token's entropy (HAPO,
-    arXiv:2509.16591)."""
-
-    kind: Literal["entropy"] = "entropy"
-    low: LowHalfWidth = 0.2
-    """Smallest distance of the lower bound from 1; the most certain token has twice as much. 0 to 1."""
-    high: HalfWidth = 0.28
-    """Smallest distance of the upper bound from 1; the most uncertain token has twice as much. At least 0."""
-    quantile: float = Field(0.8, gt=0, lt=1)
-    """Quantile of the entropy over the batch's tokens; tokens above it are uncertain. Above 0, below 1."""
-    redistribute: bool = True
-    """Scale advantages too: up for uncertain tokens whose ratio has moved, down for certain tokens whose
-    ratio has not."""
-    dual: float = Field(10.0, ge=0)
-    """Dual clip: largest ratio that counts where the advantage is negative. 0: no dual clip; else above
-    1 + 2 * high."""
-
-    def contradictions(self, field: str) -> Iterator[str]:
-        # The most uncertain token has the widest clip, with this upper bound.
-        yield from _dual(field, self.dual, above=1 + 2 * self.high)
-
-
-class LagSurrogate(Section):
-    """Clip of the ratio current / proximal to a range that contracts with the token's policy lag; plain PPO
-    at lag 0."""
-
-    kind: Literal["lag"] = "lag"
-    low: LowHalfWidth = 0.2
-    """Distance of the lower bound from 1 at lag 0. 0 to 1."""
-    high: HalfWidth = 0.28
-    """Distance of the upper bound from 1 at lag 0. At least 0."""
-    contraction: float = Field(0.25, ge=0)
-    """Contraction per version: both distances are divided by 1 + contraction * lag. At least 0."""
-    dual: float = Field(0.0, ge=0)
-    """Dual clip: largest ratio that counts where the advantage is negative. 0: no dual clip; else above
-    1 + high."""
-
-    def contradictions(self, field: str) -> Iterator[str]:
-        yield from _dual(field, self.dual, above=1 + self.high)
-
-
-class WindowSurrogate(Section):
-    """Clip of the ratio current / behaviour to an interval around the ratio proximal / behaviour (Mix-PPG of
-    ReMix, arXiv:2507.06892)."""
-
-    kind: Literal["window"] = "window"
-    epsilon: float = Field(0.2, gt=0)
-    """Distance of both bounds from the centre of the interval. Above 0."""
-    centre_ceiling: float = Field(0.0, ge=0)
-    """Largest weight of a token: where the ratio proximal / behaviour, which is the weight, is larger, the
-    objective is scaled down to this. 0: no ceiling, as published."""
-
-
-class RatioVarianceSurrogate(Section):
-    """Penalty on the squared distance of the ratio current / centre from 1; its factor is a dual variable
-    (R2VPO, arXiv:2601.03320)."""
-
-    kind: Literal["ratio_variance"] = "ratio_variance"
-    bound: float = Field(0.05, gt=0)
-    """Bound of the mean of (ratio - 1)²: above it the dual variable rises, below it falls. Above 0."""
-    dual_start: float = Field(1.0, ge=0)
-    """Dual variable at the first step. At least 0."""
-    dual_rate: float = Field(0.5, ge=0)
-    """Change of the dual variable per optimizer step, for each unit by which the mean of (ratio - 1)² exceeds
-    the bound. At least 0."""
-    dual_ceiling: float = Field(10.0, gt=0)
-    """Largest dual variable. Without a ceiling one token with a huge ratio would keep it large for the rest
-    of the run. Above 0."""
-    centre: Centre = "behaviour"
-    """Policy in the denominator of the ratio."""
-
-
-class BoundedSurrogate(Section):
-    """Penalty on the distance of the ratio current / centre from a target: the upper bound for trajectories
-    better than their group's median, else the lower bound (BPO and GBPO, arXiv:2604.18578)."""
-
-    kind: Literal["bounded"] = "bounded"
-    low: LowHalfWidth = 0.3
-    """Distance of the lower bound from 1. 0 to 1."""
-    high: HalfWidth = 0.3
-    """Distance of the upper bound from 1. At least 0."""
-    temperature: float = Field(1e-4, gt=0)
-    """Softness of the change from one bound to the other around the median, in units of the advantage.
-    Above 0."""
-    centre: Centre = "proximal"
-    """Policy in the denominator of the ratio."""
-
-
-class MirrorDescentSurrogate(Section):
-    """Ratio times advantage, minus KL(current || proximal) divided by a step size that falls during the run
-    (MDPO, arXiv:2005.09814). It needs several optimizer steps per batch, because the KL has no gradient in
-    the first."""
-
-    kind: Literal["mirror_descent"] = "mirror_descent"
-
-
-class RegressionSurrogate(Section):
-    """Squared distance of a turn's log-ratio current / behaviour from the turn's advantage over beta (DAPO of direct
-    advantages, arXiv:2412.18279). The advantages of a turn's tokens are added up, so they must be of kind "gae"."""
-
-    kind: Literal["regression"] = "regression"
-    beta: float = Field(1.0, gt=0)
-    """Divisor of the advantage: the log-ratio at which a turn rests is advantage / beta. Above 0."""
-
-
-ShippedSurrogate = Annotated[
-    ClipSurrogate
-    | WeightedSurrogate
-    | MiniRlSurrogate
-    | TripletSurrogate
-    | ChunkSurrogate
-    | BalancedSurrogate
-    | EntropySurrogate
-    | LagSurrogate
-    | WindowSurrogate
-    | RatioVarianceSurrogate
-    | BoundedSurrogate
-    | MirrorDescentSurrogate
-    | RegressionSurrogate,
-    Field(discriminator="kind"),
-]
-SurrogateConfig = Annotated[
-    Annotated[ShippedSurrogate, Tag(SHIPPED)] | Annotated[OwnSurrogate, Tag(OWN)], Discriminator(form_of)
-]
+from learner.settings.corrections import CorrectionConfig, IntervalCorrection, TruncatedCorrection
+from learner.settings.surrogates import (
+    BalancedSurrogate,
+    BoundedSurrogate,
+    ClipSurrogate,
+    EntropySurrogate,
+    MiniRlSurrogate,
+    MirrorDescentSurrogate,
+    RatioVarianceSurrogate,
+    RegressionSurrogate,
+    SurrogateConfig,
+    TripletSurrogate,
+    WeightedSurrogate,
+    WindowSurrogate,
+    has_own_ratio,
+    has_void_bounds,
+)
+from protocol.section import Section
 
 
 def _estimator(field: str, estimator: str) -> Iterator[str]:
@@ -586,7 +289,7 @@ class AlgorithmConfig(Section):
             if steps != (1, 1) or given.get("proximal", "recomputed") != "recomputed":
                 return given
             return given | {"surrogate": WeightedSurrogate(), "corrections": ()}
-        return given | {"corrections": ()} if _has_own_ratio(surrogate) else given
+        return given | {"corrections": ()} if has_own_ratio(surrogate) else given
 
     @property
     def compares_entropies(self) -> bool:
@@ -740,34 +443,10 @@ class AlgorithmConfig(Section):
                 (objective.name != field or "surrogate" in self.model_fields_set)
                 and self.proximal == "recomputed"
                 and objective.steps == 1
-                and _has_void_bounds(objective.surrogate)
+                and has_void_bounds(objective.surrogate)
             ):
                 yield (
                     f'{objective.name}.surrogate of kind "{objective.surrogate.kind}" bounds the ratio current / '
                     "proximal, which is 1 with a single step per batch: its bounds never act; raise "
                     f"{objective.name}.updates_per_batch if they are to act"
                 )
-
-
-def _has_own_ratio(surrogate: Any) -> bool:
-    """Return whether the ratio of a surrogate, as given in a run file, is current / behaviour."""
-    given = surrogate if isinstance(surrogate, dict) else dict(surrogate)
-    forms = {form.model_fields["kind"].default: form for form in get_args(get_args(ShippedSurrogate)[0])}
-    form = forms.get(given.get("kind"))
-    if form in (MiniRlSurrogate, RegressionSurrogate, TripletSurrogate, WindowSurrogate):
-        return True
-    if form is None or "centre" not in form.model_fields:
-        return False
-    centre: str = given.get("centre") or form.model_fields["centre"].default
-    return centre == "behaviour"
-
-
-def _has_void_bounds(surrogate: SurrogateConfig) -> bool:
-    """Return whether the surrogate does nothing but bound the ratio current / proximal."""
-    match surrogate:
-        case EntropySurrogate() | LagSurrogate() | MiniRlSurrogate() | ChunkSurrogate():
-            return True
-        case ClipSurrogate(centre=centre) | WeightedSurrogate(centre=centre):
-            return centre == "proximal"
-        case _:
-            return False

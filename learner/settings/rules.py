@@ -19,7 +19,7 @@ from learner.settings.advantages import (
     judges_groups,
     values_of_parts,
 )
-from learner.settings.algorithm import BoundedSurrogate, KlConvex, KlPenalty
+from learner.settings.algorithm import KlConvex, KlPenalty
 from learner.settings.families import (
     BranchFamily,
     DraftFamily,
@@ -32,6 +32,7 @@ from learner.settings.families import (
     quoted_answers,
 )
 from learner.settings.learner import RESCUE_RULES, LearnerConfig, ReplayConfig
+from learner.settings.surrogates import BoundedSurrogate
 
 ADAPTERS_LR = 1e-5
 """Learning rate below which adapters hardly learn: ten times the default, which is for full weights."""

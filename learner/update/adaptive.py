@@ -23,8 +23,9 @@ from learner.algorithms.penalties import mirror_step_size, next_dual
 from learner.algorithms.ratios import importance_ratio, segment_ratio
 from learner.algorithms.regularisers import band_weight, base_share, next_entropy_coefficient
 from learner.algorithms.surrogates import BalancedBounds, balance_path, balance_sums, choose_bounds
-from learner.settings.algorithm import AlgorithmConfig, CovarianceMask, KlConvex, RatioVarianceSurrogate
+from learner.settings.algorithm import AlgorithmConfig, CovarianceMask, KlConvex
 from learner.settings.learner import OptimizerConfig
+from learner.settings.surrogates import RatioVarianceSurrogate
 from learner.update.batch import Batch
 from learner.update.micro_batches import MicroBatch
 from learner.update.objective import Adaptive, Tokens, View, make_corrections, proximal_logp
@@ -65,7 +66,7 @@ def algorithm_at(config: AlgorithmConfig, step: int) -> AlgorithmConfig:
 
     Example:
         >>> from learner.settings.algorithm import Reincarnation
-        >>> from learner.settings.algorithm import WindowSurrogate
+        >>> from learner.settings.surrogates import WindowSurrogate
         >>> c = AlgorithmConfig(surrogate=WindowSurrogate(), reincarnation=Reincarnation(step=50))
         >>> algorithm_at(c, 49).surrogate.kind, algorithm_at(c, 50).surrogate.kind
         ('window', 'clip')

@@ -23,19 +23,16 @@ from learner.algorithms.regularisers import entropy_band_penalty, kl_convex, kl_
 from learner.algorithms.surrogates import SurrogateValue, lag_bounds
 from learner.algorithms.tokens import Level
 from learner.formulas import Formula, load_formula
-from learner.settings.algorithm import (
-    AlgorithmConfig,
+from learner.settings.algorithm import AlgorithmConfig, KlConfig, KlConvex, KlPenalty
+from learner.settings.corrections import CorrectionConfig, IntervalCorrection, TruncatedCorrection
+from learner.settings.formulas import OwnCorrection, OwnSurrogate
+from learner.settings.surrogates import (
     BalancedSurrogate,
     BoundedSurrogate,
     Centre,
     ChunkSurrogate,
     ClipSurrogate,
-    CorrectionConfig,
     EntropySurrogate,
-    IntervalCorrection,
-    KlConfig,
-    KlConvex,
-    KlPenalty,
     LagSurrogate,
     MiniRlSurrogate,
     MirrorDescentSurrogate,
@@ -43,11 +40,9 @@ from learner.settings.algorithm import (
     RegressionSurrogate,
     SurrogateConfig,
     TripletSurrogate,
-    TruncatedCorrection,
     WeightedSurrogate,
     WindowSurrogate,
 )
-from learner.settings.formulas import OwnCorrection, OwnSurrogate
 
 __all__ = [
     "CorrectionValue",

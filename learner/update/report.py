@@ -20,7 +20,7 @@ from learner.algorithms.regularisers import kl_k3
 from learner.algorithms.surrogates import BalancedBounds
 from learner.algorithms.values import explained_variance
 from learner.errors import SamplerDiffers
-from learner.settings.algorithm import Centre
+from learner.settings.surrogates import Centre
 from learner.trajectory import Trajectory
 from learner.update.adaptive import AdaptiveState
 from learner.update.batch import Batch

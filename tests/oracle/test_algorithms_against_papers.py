@@ -14,7 +14,9 @@ from learner.algorithms.ratios import effective_sample_size, importance_ratio, t
 from learner.algorithms.regularisers import entropy, kl_k1, kl_k2, kl_k3
 from learner.algorithms.surrogates import clip_active, clipped_surrogate
 from learner.algorithms.tokens import token_weights
-from learner.settings.algorithm import AlgorithmConfig, ClipSurrogate, KlPenalty, TruncatedCorrection
+from learner.settings.algorithm import AlgorithmConfig, KlPenalty
+from learner.settings.corrections import TruncatedCorrection
+from learner.settings.surrogates import ClipSurrogate
 from learner.update.objective import Adaptive, Tokens, make_objective
 
 RNG = np.random.default_rng(11)

@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from learner.algorithms.advantages import compare
 from learner.errors import CheckpointError
-from learner.settings.algorithm import AlgorithmConfig, ClipSurrogate
+from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.learner import LearnerConfig, OptimizerConfig
+from learner.settings.surrogates import ClipSurrogate
 from learner.update.adaptive import score_mini_batches
 from learner.update.engine import TrainingEngine
 from tests.integration.learner.published import (

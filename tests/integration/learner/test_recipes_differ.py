@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from launch.run_file.load import load, run_files
 from learner.rewards import composed
-from learner.settings.algorithm import (
+from learner.settings.learner import OptimizerConfig
+from learner.settings.surrogates import (
     ChunkSurrogate,
     EntropySurrogate,
     LagSurrogate,
@@ -25,7 +26,6 @@ from learner.settings.algorithm import (
     WeightedSurrogate,
     WindowSurrogate,
 )
-from learner.settings.learner import OptimizerConfig
 from learner.update.engine import TrainingEngine
 from protocol.messages.episodes import Reward, Turn, TurnMark
 from recipes import ONE_ALGORITHM

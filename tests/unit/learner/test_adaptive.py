@@ -8,13 +8,8 @@ import pytest
 from learner.advantages import Estimates, TokenAdvantages, assign_advantages
 from learner.algorithms.advantages import extended_gae
 from learner.settings.advantages import GaeAdvantage, TurnReturnAdvantage
-from learner.settings.algorithm import (
-    AlgorithmConfig,
-    CriticConfig,
-    RatioVarianceSurrogate,
-    Reincarnation,
-    WindowSurrogate,
-)
+from learner.settings.algorithm import AlgorithmConfig, CriticConfig, Reincarnation
+from learner.settings.surrogates import RatioVarianceSurrogate, WindowSurrogate
 from learner.update.adaptive import algorithm_at, first_state, state_at, total_optimizer_steps
 from learner.update.batch import make_batch
 from protocol.messages.episodes import Reward, Turn

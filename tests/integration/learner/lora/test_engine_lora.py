@@ -11,8 +11,9 @@ from torch.nn.utils import parametrize
 from transformers import AutoModelForCausalLM
 
 from learner.errors import CheckpointError, LoraError
-from learner.settings.algorithm import AlgorithmConfig, ClipSurrogate
+from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.learner import LearnerConfig, LoraConfig, OptimizerConfig
+from learner.settings.surrogates import ClipSurrogate
 from learner.update import ranks as zero
 from learner.update.engine import TrainingEngine
 from learner.update.lora import published_name

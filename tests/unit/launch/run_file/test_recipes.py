@@ -38,7 +38,9 @@ def test_all_methods_are_there():
     assert {
         *("ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding")
     } == FAMILIES
-    assert {*expected.split(), *new.split(), "icepop", "ipa", "remax", "mdpo"} == {p.stem for p in METHODS} - UNMEASURED
+    assert {*expected.split(), *new.split(), "icepop", "ipa", "remax", "mdpo"} == {
+        p.stem for p in METHODS
+    } - UNMEASURED
     assert {p.stem for p in RECIPES_FOLDER.glob("*.toml")} == JOBS
     assert set(run_files()) == {p.stem for p in METHODS} | JOBS
     assert all("recipe" in tomllib.loads(path.read_text()) for path in METHODS)

@@ -11,7 +11,8 @@ from launch.reference import configuration_page
 from launch.run_file.load import check, load
 from launch.run_folder import with_ports
 from launch.supervise.posts import crowded, posts
-from learner.settings.algorithm import ClipSurrogate, FixedAggregation, LagSurrogate, WeightedSurrogate
+from learner.settings.algorithm import FixedAggregation
+from learner.settings.surrogates import ClipSurrogate, LagSurrogate, WeightedSurrogate
 
 ROOT = Path(__file__).parents[4]
 GOOD = {"model": {"path": "some/model"}, "env": {"name": "calculator"}}
