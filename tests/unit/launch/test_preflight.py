@@ -405,8 +405,8 @@ UNKNOWN_TOOLS = (
 )
 
 
-def test_tools_that_neither_the_template_nor_the_prompt_tells_are_refused(model, tmp_path, path):
-    """Of env `tools`, whose twin for agents is the next test."""
+def adding_tools(tmp_path):
+    """Return the environment `tools` with a tool `add`, of which the prompt says nothing."""
     (tmp_path / "adding.py").write_text(
         "def add(a: int, b: int) -> int:\n"
         '    """Add two numbers."""\n'
@@ -425,8 +425,7 @@ def test_tools_that_neither_the_template_nor_the_prompt_tells_are_refused(model,
         name: f"{tmp_path}/{v}" if v.endswith(("jsonl", ":add", ":right")) else v
         for name, v in params.items()
     }
-    settings = {"model": {"path": str(model)}, "env": {"name": "tools", "params": params}}
-    assert refusal(check(settings, "run.toml")) == UNKNOWN_TOOLS
+    return {"name": "tools", "params": params}
 
 
 ADDING_AGENT = """
@@ -449,22 +448,24 @@ def run(row, base_url, api_key):
 """
 
 
-@pytest.mark.parametrize(
-    ("questions", "prompt"),
-    [
-        ('[("What is 1 + 1?", [TOOL])]', "train task 0"),
-        ('[("A title?", []), ("What is 1 + 1?", [TOOL])]', "a request of train task 0"),
-    ],
-    ids=["in its first request", "behind a title"],
-)
-def test_an_agents_tools_that_neither_the_template_nor_the_prompt_tells_are_refused(
-    model, tmp_path, path, questions, prompt
-):
+def adding_agent(tmp_path, questions='[("What is 1 + 1?", [TOOL])]'):
+    """Return the environment `agent` with a tool `add`, of which its requests say nothing."""
     (tmp_path / "adding_agent.py").write_text(ADDING_AGENT.replace("QUESTIONS", questions))
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(20)))
     params = {"run": f"{tmp_path}/adding_agent.py:run", "train": f"{tmp_path}/rows.jsonl"}
-    settings = {"model": {"path": str(model)}, "env": {"name": "agent", "params": params}}
-    assert refusal(check(settings, "run.toml")) == UNKNOWN_TOOLS.replace("train task 0", prompt)
+    return {"name": "agent", "params": params}
+
+
+@pytest.mark.parametrize("door", [adding_tools, adding_agent])
+def test_tools_of_both_doors_that_nothing_tells_are_refused_alike(model, tmp_path, path, door):
+    settings = {"model": {"path": str(model)}, "env": door(tmp_path)}
+    assert refusal(check(settings, "run.toml")) == UNKNOWN_TOOLS
+
+
+def test_tools_behind_an_agents_title_are_refused_too(model, tmp_path, path):
+    env = adding_agent(tmp_path, '[("A title?", []), ("What is 1 + 1?", [TOOL])]')
+    found = refusal(check({"model": {"path": str(model)}, "env": env}, "run.toml"))
+    assert found == UNKNOWN_TOOLS.replace("train task 0", "a request of train task 0")
 
 
 def test_an_agents_tools_that_its_prompt_names_get_a_remark(model, tmp_path, path):
