@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 RECIPE ?= smollm2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train smollm2 test soak check e2e bench gpu ratios staleness claims docs report
+.PHONY: setup train smollm2 test soak check e2e bench gpu ratios staleness claims docs report trackers
 
 setup: $(VENV)/.installed
 
@@ -34,6 +34,11 @@ check: setup            ## format, lint, types, layering
 
 report: setup           ## name long files and long functions; fails on nothing
 	@$(BIN)/python -m tests.size_report
+
+trackers: setup         ## each tracker's own package, offline: what it stored is read back; gets the packages
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --target build/trackers wandb mlflow-skinny sqlalchemy \
+		alembic swanlab trackio
+	OFFBEAT_TRACKERS=$(CURDIR)/build/trackers $(BIN)/python -m pytest -q -rs tests/integration/learner/trackers
 
 e2e: setup              ## the real system learns, at reduced length
 	$(BIN)/python -m pytest tests/e2e -q --durations=6

@@ -104,6 +104,7 @@ def learner(
     from launch.servers import weights_url
     from learner.evaluations import run_evaluation
     from learner.main import run_learner
+    from learner.trackers.sink import TrackedRun, shown_config
 
     if not config.learner.steps:
         run_evaluation(
@@ -133,6 +134,10 @@ def learner(
         from_step=from_step,
         keys=keys,
         weights_url=weights_url(config, keys),
+        trackers=config.run.trackers,
+        tracked=TrackedRun(
+            folder.name, folder, config.run.project, shown_config(config.model_dump(mode="json"))
+        ),
         # The float type of a server run by others is not known here.
         connect=connect,
         generator_dtype="bfloat16" if config.generator.backend == "http" else config.generator.dtype_used,

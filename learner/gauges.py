@@ -346,6 +346,11 @@ UPDATE = table(
             "steps",
             "steps so far that were skipped because loss or gradient was not finite",
         ),
+        Gauge(
+            "learner/tracker_records_lost",
+            "records",
+            "records that trackers did not take since this process began; absent if TensorBoard is the only tracker",
+        ),
     ]
 )
 """Metrics of the update."""

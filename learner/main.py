@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,9 @@ from learner.run import TrainingRun
 from learner.run_files import CHECKPOINTS, PID_FILE, RESULT, Start, find_start
 from learner.sample_log import SampleLog, open_tokenizer
 from learner.settings.learner import LearnerConfig
+from learner.settings.trackers import TrackerName
+from learner.trackers.opening import open_trackers
+from learner.trackers.sink import TrackedRun
 from learner.trainer import Trainer
 from learner.update.report import FloatType, limit_of
 from protocol.files import write_whole
@@ -48,6 +51,8 @@ def run_learner(
     keys: Path | None = None,
     weights_url: str = "",
     generator_dtype: FloatType = "float32",
+    trackers: Sequence[TrackerName] = ("tensorboard",),
+    tracked: TrackedRun | None = None,
     connect: Callable[..., BlockingLink] = ThreadLink,
 ) -> None:
     """Train until done, then write ``run_dir/result.json``. Blocks; SIGTERM ends it with a checkpoint.
@@ -58,6 +63,8 @@ def run_learner(
         keys: folder of the keys; None: nothing is encrypted.
         weights_url: URL from which other hosts can fetch versions; empty: only this host can.
         generator_dtype: float type in which generators compute, for the comparison of their log-probabilities.
+        trackers: names of the trackers that get the report, see `learner.trackers`.
+        tracked: how they show the run; None: by the name of its folder, without settings.
         connect: makes the connection to the broker.
 
     Raises:
@@ -82,12 +89,14 @@ def run_learner(
     publisher = Publisher(
         run, run_dir, epoch=begin.epoch, keep=config.keep_versions, url=weights_url, register=engine.register
     )
-    training = wire(config, run_dir, engine, session, publisher, gpu, seed=seed)
+    report = Report(run_dir, sinks=open_trackers(trackers, tracked or TrackedRun(run, run_dir)))
+    training = wire(config, run_dir, engine, session, publisher, gpu, report, seed=seed)
     sampled = "bfloat16" if config.publish_dtype == "bfloat16" else generator_dtype
     training.trainer.sampler_limit = limit_of(config.sampler_gap, config.dtype_used, sampled)
     progress.run = training
     train(training, publisher, begin)
-    if config.ranks > 1:
+    # A tracker that hangs would hold the process at its end, too. With all roles in one process, a person goes on.
+    if config.ranks > 1 or (report.abandoned and connect is ThreadLink):
         leave()
 
 
@@ -124,6 +133,7 @@ def wire(
     session: BrokerSession,
     publisher: Publisher,
     gpu: SharedGpu,
+    report: Report,
     *,
     seed: int,
 ) -> TrainingRun:
@@ -134,7 +144,6 @@ def wire(
     session.intake.route_layers = engine.route_layers
     session.intake.families = waiting_families(config, session.curriculum, engine.model, seed=seed)
     samples = SampleLog(run_dir, open_tokenizer(engine.model), seed=seed)
-    report = Report(run_dir)
     trainer = Trainer(
         config,
         run_dir,
@@ -152,16 +161,18 @@ def wire(
 
 def train(run: TrainingRun, publisher: Publisher, begin: Start) -> None:
     """Train from the starting point to the end, write the model and the result, and close everything."""
+    failed = True
     try:
         run.start_from(begin)
         run.train(continues=begin.continues)
         run.checkpoints.write_last_model()
         write_result(run)
+        failed = False
     finally:
         # The announcement that is under way needs the session.
         publisher.stop()
         run.session.close()
-        run.trainer.report.close()
+        run.trainer.report.close(failed=failed)
         publisher.close()
     run.trainer.engine.close()
 
@@ -197,6 +208,7 @@ def write_result(run: TrainingRun) -> None:
         "publish_seconds": totals.publish_seconds,
     }
     write_whole(trainer.run_dir / RESULT, json.dumps(result, indent=1))
+    trainer.report.write_summary(trainer.step, result)
 
 
 class _Progress:

@@ -1,4 +1,4 @@
-"""Reports each learner step as TensorBoard events and a line of JSON; `learner.gauges` declares the names."""
+"""Reports each learner step to the run's trackers and as a line of JSON; `learner.gauges` declares the names."""
 
 import json
 import time
@@ -13,30 +13,14 @@ from numpy.typing import NDArray
 from learner.gauges import HISTOGRAMS, REWARD, is_declared
 from learner.intake.evaluation import mean_rewards, share_correct
 from learner.run_files import METRICS
-from learner.samples import Sample, markdown_code, markdown_table
+from learner.samples import Sample, markdown_code
+from learner.trackers.feed import FedSink
+from learner.trackers.opening import TB
+from learner.trackers.sink import Histograms, Samples, Scalars, Sink, Summary, Text
+from learner.trackers.tensorboard import TensorBoardSink
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, describe
 from protocol.files import write_whole
-from protocol.gauges import tag
-
-CHARTS: dict[str, tuple[str, ...]] = {
-    "reward": ("rollout/return_mean", "rollout/correct_share", "reward/"),
-    "held-out": ("evaluation/accuracy", "evaluation/return_mean"),
-    "length (tokens)": ("rollout/length_mean_tokens", "rollout/length_trained_mean_tokens"),
-    "lag (versions)": ("learner/policy_lag_mean_versions", "learner/policy_lag_max_versions"),
-    "idle (share)": ("learner/idle_share", tag("generator", "idle_share")),
-    "failures (share)": ("rollout/failed_share", "learner/stale_token_fraction"),
-}
-"""Charts of TensorBoard's tab *Custom scalars*, in the order in which a person looks at them. A name that ends in "/"
-stands for all metrics below it."""
-OVERVIEW = {
-    name: f"1_overview/{number}_{name.replace('/', '_')}"
-    for number, name in enumerate(
-        (name for names in CHARTS.values() for name in names if not name.endswith("/")), start=1
-    )
-}
-"""Metrics that TensorBoard shows twice, each with its second tag. The tags sort before all others, so the page that
-TensorBoard opens begins with them."""
 
 
 def histogram_tag(name: str) -> str:
@@ -116,43 +100,44 @@ def return_histograms(arrived: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
 
 
 class Report:
-    """Writes TensorBoard events below ``run_dir/tb`` and lines of ``run_dir/metrics.jsonl``.
+    """Hands records to the sinks of the trackers, and writes lines of ``run_dir/metrics.jsonl``.
 
     Args:
         run_dir: run folder.
-        wall_clock: returns the seconds since 1970 (UTC), which each line has as ``time``.
+        sinks: see `learner.trackers`; None: TensorBoard's alone, below ``run_dir/tb``.
+        wall_clock: returns the seconds since 1970 (UTC), which each record has; in a line it is ``time``.
 
     Raises:
         KeyError: a metric of the learner is not declared in `learner.gauges`; so no metric goes undocumented.
     """
 
-    def __init__(self, run_dir: Path, wall_clock: Callable[[], float] = time.time) -> None:
-        self._wall_clock = wall_clock
-        self._folder = run_dir / "tb"
+    def __init__(
+        self,
+        run_dir: Path,
+        wall_clock: Callable[[], float] = time.time,
+        *,
+        sinks: Sequence[Sink] | None = None,
+    ) -> None:
         self._path = run_dir / METRICS
+        self._sinks = [TensorBoardSink(run_dir / TB)] if sinks is None else list(sinks)
+        self._fed = [sink for sink in self._sinks if isinstance(sink, FedSink)]
+        self._wall_clock = wall_clock
         self._reasons = 0
-        self._open(purge_step=None)
+        self._open()
+
+    def _open(self) -> None:
+        # The file stays open until close.
+        self._lines = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
 
     def rewind(self, step: int) -> None:
         """Delete the reports after ``step``; a run that continues from a checkpoint reports them again."""
-        self.close()
+        self._lines.close()
         kept = [line for line in self._path.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
         # The file is replaced as a whole, because a crash in the middle must not lose the kept lines.
         write_whole(self._path, "".join(line + "\n" for line in kept))
-        self._open(purge_step=step + 1)
-
-    def _open(self, purge_step: int | None) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer: Any = SummaryWriter(str(self._folder), purge_step=purge_step)
-        # TensorBoard takes a tag for a regular expression that matches the beginning of a name.
-        tags = {
-            title: [name if name.endswith("/") else f"{name}$" for name in names]
-            for title, names in CHARTS.items()
-        }
-        self._writer.add_custom_scalars({"run": {title: ["Multiline", tags[title]] for title in tags}})
-        # The file stays open until close.
-        self._lines = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
+        self._open()
+        for sink in self._sinks:
+            sink.rewind(step)
 
     def write(
         self,
@@ -168,34 +153,35 @@ class Report:
             histograms: values by name; values that are not finite are left out.
             passed_on: metrics of broker, generators, actors and environments, as the broker sent them.
         """
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         if unknown := [name for name in scalars if not is_declared(name)]:
             raise KeyError(unknown[0])
-        everything = {**(passed_on or {}), **scalars}
-        again = {tag: everything[name] for name, tag in OVERVIEW.items() if name in everything}
-        row = [Summary.Value(tag=name, simple_value=value) for name, value in {**everything, **again}.items()]
-        # All scalars go into one event, because one event for each takes six times as long.
-        self._writer.file_writer.add_summary(Summary(value=row), step)
-        for name, values in (histograms or {}).items():
-            values, shown = values[np.isfinite(values)], histogram_tag(name)
-            if values.size:
-                self._writer.add_histogram(shown, values, step)
-        self._writer.flush()
-        self._write_line({"step": step, **everything})
+        everything = {**(passed_on or {}), **scalars, **self._of_trackers()}
+        shown = {
+            histogram_tag(name): values[np.isfinite(values)] for name, values in (histograms or {}).items()
+        }
+        shown = {name: values for name, values in shown.items() if values.size}
+        at = self._wall_clock()
+        for sink in self._sinks:
+            if shown:
+                sink.write(Histograms(step, at, shown))
+            sink.write(Scalars(step, at, everything))
+        self._write_line({"step": step, **everything}, at)
+
+    def _of_trackers(self) -> dict[str, float]:
+        """Return how many records the trackers did not take; empty where only TensorBoard is one."""
+        return {"learner/tracker_records_lost": float(sum(s.lost for s in self._fed))} if self._fed else {}
 
     def note(self, step: int, text: str) -> None:
-        """Record a sentence for a person: `offbeat train` prints it, and TensorBoard has it in its text tab."""
-        self._writer.add_text("notes", text, step)
-        self._writer.flush()
-        self._write_line({"step": step, "note": text})
+        """Record a sentence for a person: `offbeat train` prints it, and trackers show it as text."""
+        at = self._text(step, "notes", text)
+        self._write_line({"step": step, "note": text}, at)
 
-    def _write_line(self, line: Mapping[str, Any]) -> None:
-        self._lines.write(json.dumps({**line, TIME: round(self._wall_clock(), 3)}) + "\n")
+    def _write_line(self, line: Mapping[str, Any], at: float) -> None:
+        self._lines.write(json.dumps({**line, TIME: round(at, 3)}) + "\n")
         self._lines.flush()
 
     def write_failures(self, step: int, failures: FailureCounts) -> None:
-        """Record why episodes failed, as a table in TensorBoard's text tab, whenever there is a new reason."""
+        """Record why episodes failed, as a table in Markdown, whenever there is a new reason."""
         rows = failures.rows()
         if len(rows) == self._reasons:
             return
@@ -203,20 +189,41 @@ class Report:
         lines = [
             f"| {count} | {markdown_code(describe(failure))} |" for failure, count in failures.most_frequent()
         ]
-        table = "\n".join(["| episodes | why they failed |", "|---|---|", *lines])
-        self._writer.add_text("failures", table, step)
-        self._writer.flush()
+        self._text(step, "failures", "\n".join(["| episodes | why they failed |", "|---|---|", *lines]))
+
+    def _text(self, step: int, name: str, markdown: str) -> float:
+        """Record a text, and return the wall clock of the record."""
+        at = self._wall_clock()
+        for sink in self._sinks:
+            sink.write(Text(step, at, name, markdown))
+        return at
 
     def write_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Record what the model wrote, as a table in TensorBoard's text tab."""
-        if samples:
-            self._writer.add_text("samples", markdown_table(samples), step)
-            self._writer.flush()
+        """Record what the model wrote, as a table."""
+        at = self._wall_clock()
+        for sink in self._sinks if samples else ():
+            sink.write(Samples(step, at, tuple(samples)))
 
-    def close(self) -> None:
-        """Close both files."""
-        self._writer.close()
+    def write_summary(self, step: int, result: Mapping[str, Any]) -> None:
+        """Record the learner's result, which trackers show as the run's summary."""
+        at = self._wall_clock()
+        for sink in self._sinks:
+            sink.write(Summary(step, at, result))
+
+    def close(self, *, failed: bool = False) -> None:
+        """Close the file and all sinks.
+
+        Args:
+            failed: whether the learner ends with an error, which trackers show.
+        """
         self._lines.close()
+        for sink in self._sinks:
+            sink.close(failed=failed)
+
+    @property
+    def abandoned(self) -> list[str]:
+        """Names of the trackers that were still in a call when they were closed."""
+        return [sink.name for sink in self._fed if sink.abandoned]
 
 
 def _step(line: str) -> float:

@@ -64,6 +64,7 @@ from launch.run_folder import check_place
 from learner.formulas import hash_of
 from learner.run_files import SHARED_MEMORY
 from learner.settings.formulas import own_formulas, with_own_formulas
+from learner.settings.trackers import missing_packages
 
 CHECKPOINT_BYTES = 12
 """Bytes on disk for each trained parameter: float32 weights and AdamW's two averages."""
@@ -241,6 +242,7 @@ def examine(config: RunConfig) -> Examined:
     undelivered, queued = too_many_experts(config, described)
     facts, prompts, remarks, seen = asyncio.run(_try_environment(config, renderer))
     if problems := [
+        *without_trackers(config),
         *without_room,
         *too_long_model(config, context, folder),
         *undivided_heads(config, described),
@@ -279,6 +281,12 @@ def examine(config: RunConfig) -> Examined:
         ],
         told,
     )
+
+
+def without_trackers(config: RunConfig) -> Iterator[str]:
+    """Yield a line for each tracker whose package is not installed here. An evaluation writes to none."""
+    for name in missing_packages(config.run.trackers) if config.learner.steps else ():
+        yield f"run.trackers names {name}, whose package is not installed: pip install '.[{name}]'"
 
 
 TRY_FORMULAS_S = 300.0

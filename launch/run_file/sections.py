@@ -10,6 +10,7 @@ from actors.config import ActorConfig, GeneratorConfig
 from broker.config import BrokerConfig
 from envs.registry import EnvConfig
 from learner.settings.learner import LearnerConfig
+from learner.settings.trackers import DEFAULT_TRACKERS, TrackerName
 from protocol.section import Section
 
 ADAPTERS_LR = 2e-5
@@ -32,6 +33,16 @@ class RunSection(Section):
     batch, train on it, update, repeat."""
     max_minutes: float = Field(60.0, gt=0)
     """Training ends after this many minutes, whatever step it has reached."""
+    trackers: list[TrackerName] = Field(default_factory=lambda: list(DEFAULT_TRACKERS))
+    """Where the learner's report goes, besides `metrics.jsonl`: "tensorboard", "wandb", "mlflow", "swanlab", "trackio".
+    Each but the first is an extra of its name: `pip install 'offbeat[wandb]'`. See docs/run/trackers.md."""
+    project: str = Field("offbeat", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Project or experiment of the run at its trackers."""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        twice = sorted({name for name in self.trackers if self.trackers.count(name) > 1})
+        if twice:
+            yield f"{field}.trackers names {', '.join(twice)} twice; name each tracker once"
 
 
 class WarmStartSection(Section):

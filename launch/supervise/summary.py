@@ -239,7 +239,7 @@ def write_summary(
         "restarts": course.restarts,
         "restart_reasons": course.restart_reasons,
         "killed_processes": course.killed,
-        "tensorboard": str(folder / "tb"),
+        "tensorboard": str(folder / "tb") if "tensorboard" in config.run.trackers else None,
         "learning_curve": str(curve),
         "model": str(folder / "model"),
     }
@@ -366,7 +366,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ),
         ("idle share", f"learner {idle['learner']:.0%}, generator {idle['generator']:.0%}"),
         ("started again", started_again(summary["restarts"])),
-        ("TensorBoard", f"tensorboard --logdir {summary['tensorboard']}"),
+        *([("TensorBoard", f"tensorboard --logdir {where}")] if (where := summary["tensorboard"]) else []),
         ("learning curve", summary["learning_curve"] or "not drawn"),
     ]
 

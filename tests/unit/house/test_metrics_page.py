@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from launch.reference import SECTIONS, fill_tables, tags
-from learner.metrics import CHARTS
+from learner.trackers.tensorboard import CHARTS
 
 PAGE = Path(__file__).parents[3] / "docs" / "run" / "metrics.md"
 
