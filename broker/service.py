@@ -35,6 +35,7 @@ from protocol.messages.episodes import Deliver
 from protocol.messages.fields import MAX_ITEMS
 from protocol.messages.peers import Goodbye, Hello, Refused
 from protocol.security.addresses import check_endpoint, split_address
+from protocol.security.client import REVOKED
 from protocol.security.guard import Admission, Connection, Guard, GuardedSocket
 from protocol.security.http import require_token, scheme, serving
 from protocol.security.keys import AllowList, Principal
@@ -129,7 +130,6 @@ def _listening(port: int) -> list[str]:
 MAX_IDENTITIES = 8_192
 UNNAMED = "?"
 """Prefix of the name of a connection that has not said Hello yet. No peer's name may begin with it."""
-REVOKED = "this key is not in the broker's keys folder any more; bring the keys of this role from there anew"
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Identities:
             raise WrongKey("this connection belongs to another key")
         if not isinstance(message, Hello):
             return caller.peer if caller is not None else self.name(route)
-        if message.role != who.role:
+        if message.role not in who.roles:
             raise WrongKey(
                 f"Hello of a {message.role} with the key {who.name}; each role has a key of its own"
             )
@@ -204,7 +204,7 @@ class Identities:
         if why := self._admission.allowed.objection(who, message.peer):
             raise WrongKey(why)
         holder = self._by_route.get(self._routes.get(message.peer, b""))
-        if holder is not None and holder.who.role != who.role:
+        if holder is not None and not {*holder.who.roles} & {*who.roles}:
             raise WrongKey(f"the name {message.peer} belongs to the role {holder.who.role} now")
         if holder is not None and caller is None and who.role != "learner" and self._in_use(holder):
             raise NameInUse(

@@ -15,6 +15,10 @@ HANDSHAKE_MS = 5_000
 """Time after which ZeroMQ cuts a connection whose handshake is not complete."""
 REFUSED_FOR_GOOD, REFUSED_FOR_NOW = 400, 500
 """Status of a refused handshake. ZAP has 300 for "for now", but then ZeroMQ keeps the connection open."""
+REVOKED = "this key is not in the broker's keys folder any more; bring the keys of this role from there anew"
+"""Why a broker refuses a message of a peer whose key was revoked."""
+REFUSED_KEY = "refused our key"
+"""Words in the reason of a handshake that a server has refused, because it does not know the key."""
 RETRY_S = 1.0
 MAX_EVENTS = 64
 _GIVES_UP = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
@@ -155,12 +159,12 @@ class HandshakeWatch:
             return f"{server} takes no more connections just now; this process goes on trying"
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and keys.server_role == "broker":
             return (
-                f"{server} refused our key ({keys.own.public.decode()[:8]}... in {keys.folder}): its keys folder does "
+                f"{server} {REFUSED_KEY} ({keys.own.public.decode()[:8]}... in {keys.folder}): its keys folder does "
                 "not list it; bring this host's keys from there (`offbeat keys bundle`), or our .pub file to there"
             )
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return (
-                f"{server} refused our key ({keys.own.public.decode()[:8]}... in {keys.folder}): the broker has not "
+                f"{server} {REFUSED_KEY} ({keys.own.public.decode()[:8]}... in {keys.folder}): the broker has not "
                 "told it this key yet, or tells it no more; this process goes on trying"
             )
         if (

@@ -195,7 +195,7 @@ LOG_EVERY_S = 5.0
 NOTICE_S = 1.0
 """Time from the first message under a key that is not admitted to the cut; the peer can learn the reason."""
 ADMITS: dict[KeyRole, frozenset[KeyRole]] = {
-    "broker": frozenset({"learner", "generator", "actor"}),
+    "broker": frozenset({"learner", "generator", "actor", "host"}),
     "generator": frozenset({"actor"}),
 }
 

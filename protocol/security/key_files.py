@@ -32,11 +32,13 @@ NEEDS: Mapping[KeyRole, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "learner": (("broker",), HTTP_FILES),
     "generator": (("broker",), HTTP_FILES),
     "actor": (("broker",), ()),
+    "host": (("broker",), (TOKEN_FILE, CERTIFICATE_FILE)),
 }
 """Roles whose public keys a host needs, and HTTP files that it needs, by the role of the host.
 
 The broker tells generators and actors the public keys of each other. It serves `/status`, and learners and
-generators serve weights, so these roles need the HTTP files.
+generators serve weights, so these roles need the HTTP files. A host that serves no weights to others needs no
+private key of the certificate.
 """
 _EARLIER = re.compile(r"[A-Za-z0-9._-]+@\d+")
 

@@ -44,9 +44,15 @@ def unreadable(path: Path, error: OSError) -> KeysUnusable:
     )
 
 
-KeyRole = Literal["broker", "learner", "generator", "actor"]
+KeyRole = Literal["broker", "learner", "generator", "actor", "host"]
 ROLES: tuple[KeyRole, ...] = ("broker", "learner", "generator", "actor")
-_NAME = re.compile(r"(broker|learner|generator|actor)(?:-[A-Za-z0-9][A-Za-z0-9._-]{0,199})?")
+"""Roles that have a key for all their peers. "host" has none: each host has a key of its own, such as host-gpu7."""
+HOST: KeyRole = "host"
+OF_HOST: tuple[KeyRole, ...] = ("generator", "actor")
+"""Roles of the peers that a host's key is for."""
+_NAME = re.compile(
+    r"(broker|learner|generator|actor)(?:-[A-Za-z0-9][A-Za-z0-9._-]{0,199})?|(host)-[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
+)
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _MAX_FILE_BYTES = 256
 
@@ -72,9 +78,37 @@ class Principal:
         """Whether the key is for all peers of the role."""
         return self.name == self.role
 
+    @property
+    def roles(self) -> tuple[KeyRole, ...]:
+        """Roles of the peers that may use the key.
+
+        Example:
+            >>> principal("host-gpu7").roles, principal("actor-gpu7").roles
+            (('generator', 'actor'), ('actor',))
+        """
+        return OF_HOST if self.role == HOST else (self.role,)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Beginnings of the names of these peers: one for each role.
+
+        Example:
+            >>> principal("host-gpu7").names
+            ('generator-gpu7', 'actor-gpu7')
+        """
+        if self.role != HOST:
+            return (self.name,)
+        return tuple(f"{role}-{self.name.removeprefix(f'{HOST}-')}" for role in OF_HOST)
+
     def owns(self, peer: str) -> bool:
-        """Return whether a peer's name is the name of the key, or begins with it and a dash."""
-        return peer == self.name or peer.startswith(f"{self.name}-")
+        """Return whether a peer's name is one of `names`, or begins with one and a dash.
+
+        Example:
+            >>> host = principal("host-gpu7")
+            >>> host.owns("actor-gpu7-0"), host.owns("generator-gpu7-1"), host.owns("actor-gpu70-0")
+            (True, True, False)
+        """
+        return any(peer == name or peer.startswith(f"{name}-") for name in self.names)
 
 
 def principal(name: str, public: str = "") -> Principal:
@@ -93,9 +127,10 @@ def principal(name: str, public: str = "") -> Principal:
     match = _NAME.fullmatch(name)
     if match is None:
         raise KeysUnusable(
-            f"{name!r} is no name of a key: use one of {', '.join(ROLES)}, or one with a dash and more, as actor-gpu7"
+            f"{name!r} is no name of a key: use one of {', '.join(ROLES)}, or one with a dash and more, as actor-gpu7, "
+            "or host-gpu7 for a generator and actors of one host"
         )
-    return Principal(match.group(1), name, public)  # type: ignore[arg-type]
+    return Principal(match.group(1) or match.group(2), name, public)  # type: ignore[arg-type]
 
 
 class AllowList:
@@ -141,8 +176,8 @@ class AllowList:
         return self._known.get(public)
 
     def keys_of(self, role: KeyRole) -> list[str]:
-        """Return the public keys (Z85) of a role and of single peers of the role, in ascending order."""
-        return sorted(key for key, who in self._known.items() if who.role == role)
+        """Return the public keys (Z85) of a role, and of single peers and hosts that have it, in ascending order."""
+        return sorted(key for key, who in self._known.items() if role in who.roles)
 
     def objection(self, who: Principal, peer: str) -> str:
         """Return why a key of this principal must not be used by a peer of this name; "" if it may.
@@ -154,18 +189,27 @@ class AllowList:
             ('', '')
             >>> allowed.objection(actor, "actor-gpu7-0")
             'the name actor-gpu7-0 belongs to the key actor-gpu7'
+            >>> gpu, other = principal("host-gpu"), principal("host-gpu-7")
+            >>> AllowList({"a": gpu, "b": other}).objection(gpu, "actor-gpu-7-0")
+            'the name actor-gpu-7-0 belongs to the key host-gpu-7'
         """
         if not who.whole_role:
-            return (
-                ""
-                if who.owns(peer)
-                else f"this key is for peers called {who.name} or {who.name}-..., not {peer}"
-            )
+            if not who.owns(peer):
+                names = " or ".join(f"{name} or {name}-..." for name in who.names)
+                return f"this key is for peers called {names}, not {peer}"
+            # A host "gpu" must not take the names of the host "gpu-7".
+            closer = next((other for other in self._named if other.owns(peer) and _closer(other, who)), None)
+            return f"the name {peer} belongs to the key {closer.name}" if closer else ""
         for role in ROLES:
             if role != who.role and Principal(role, role).owns(peer):
                 return f"the name {peer} belongs to the role {role}"
         owner = next((other for other in self._named if other.owns(peer)), None)
         return f"the name {peer} belongs to the key {owner.name}" if owner else ""
+
+
+def _closer(one: Principal, other: Principal) -> bool:
+    """Return whether a key is for fewer names than another one: its names go on where the other's end."""
+    return len(one.names[0].partition("-")[2]) > len(other.names[0].partition("-")[2])
 
 
 def signature(folder: Path) -> tuple[tuple[str, int, int], ...]:
@@ -183,18 +227,20 @@ def signature(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 def key_pair(folder: Path, role: KeyRole, peer: str = "") -> KeyPair:
-    """Read the key pair of a peer: the pair of its own name if there is one, else the pair of its role.
+    """Read the key pair of a peer: the pair of its own name if there is one, else that of its host, else of its role.
 
     Raises:
         KeysUnusable: there is none, others can read it, or its halves do not belong together.
     """
     name = _best(folder, role, peer, ".secret")
     path = folder / f"{name}.secret"
-    named = sorted(p.stem for p in folder.glob(f"{role}-*.secret"))
+    kinds = (role, HOST) if role in OF_HOST else (role,)
+    named = sorted(p.stem for kind in kinds for p in folder.glob(f"{kind}-*.secret"))
     if not path.exists() and named:
+        its = next(its for its in principal(named[0]).names if its.startswith(role))
         raise KeysUnusable(
-            f"{folder} has no key for {peer or role}: the one in {named[0]}.secret is for peers called {named[0]} or "
-            f"{named[0]}-...; give it such a name (--name {named[0]}-0), or make it a key of its own"
+            f"{folder} has no key for {peer or role}: the one in {named[0]}.secret is for peers called {its} or "
+            f"{its}-...; give it such a name (--name {its}-0), or make it a key of its own"
         )
     secret = read_key(path)
     refuse_open_secret(path, path.stat().st_mode)
@@ -217,12 +263,17 @@ def public_key(folder: Path, role: KeyRole, peer: str = "") -> bytes:
 
 
 def _best(folder: Path, role: KeyRole, peer: str, suffix: str) -> str:
-    """Return the name of the key that fits a peer best: the longest one that exists, or the role."""
+    """Return the name of the key that fits a peer best: the longest one that exists, or the role.
+
+    Of keys that are equally long, the one of the peer's own role comes before the one of its host.
+    """
     parts = peer.split("-") if peer.startswith(f"{role}-") else []
+    kinds = (role, HOST) if role in OF_HOST else (role,)
     for end in range(len(parts), 1, -1):
-        name = "-".join(parts[:end])
-        if _NAME.fullmatch(name) and (folder / f"{name}{suffix}").exists():
-            return name
+        for kind in kinds:
+            name = "-".join([kind, *parts[1:end]])
+            if _NAME.fullmatch(name) and (folder / f"{name}{suffix}").exists():
+                return name
     return role
 
 

@@ -3,9 +3,10 @@
 import pytest
 
 from broker.errors import NameInUse, WrongKey
-from broker.service import MAX_IDENTITIES, REVOKED, Identities
+from broker.service import MAX_IDENTITIES, Identities
 from protocol.messages.peers import Heartbeat, Hello
 from protocol.security import key_files
+from protocol.security.client import REVOKED
 from protocol.security.guard import MAX_ADDRESSES, RELOAD_S, Admission, Rate, TokenBucket
 from protocol.security.keys import principal, public_key
 
