@@ -258,6 +258,7 @@ def run_actor(
     template_args: Mapping[str, Any] | None = None,
     special_in_messages: bool = False,
     in_step: bool = False,
+    env_name: str = "",
 ) -> None:
     """Run episodes until SIGTERM or a Drain message, then drain. Blocks until the actor has ended.
 
@@ -272,6 +273,7 @@ def run_actor(
         template_args: further variables of the chat template, `[model] template_args` of the run file.
         special_in_messages: see `actors.render.Renderer`, `[model] special_tokens_in_messages` of the run file.
         in_step: run windows in lockstep, see `actors.episode.Bounds`.
+        env_name: environment that tasks name, if its file lies elsewhere on this host; "": the name in ``env``.
 
     Raises:
         EnvError: the environment cannot be used.
@@ -288,7 +290,9 @@ def run_actor(
     def make() -> Suite:
         return make_suite(env.name, env.params)
 
-    begin = partial(Actor, config, name, broker, env.name, run, make, renderer, keys, in_step=in_step)
+    begin = partial(
+        Actor, config, name, broker, env_name or env.name, run, make, renderer, keys, in_step=in_step
+    )
     log.info(
         "%s: joining the broker at %s, for up to %d episodes at a time",
         name,

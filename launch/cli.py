@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.arguments import BY_HAND, NO_RUN_FILE, parser
+from launch.arguments import NO_RUN_FILE, WITH_CODES, parser
 from launch.errors import LaunchError, exit_code
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(args, rest)
     except LaunchError as error:
         sys.stderr.write(f"offbeat {args.command}: {error}\n")
-        return exit_code(error) if args.command in BY_HAND else 1
+        return exit_code(error) if args.command in WITH_CODES else 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
@@ -51,13 +51,15 @@ def parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         parser().error("--resume=FOLDER is for `offbeat train`")
     if folders:
         args.resume = Path(folders[-1])
-    takes_overrides = args.command not in NO_RUN_FILE
+    takes_overrides = args.command not in NO_RUN_FILE or args.command == "host"
     if unknown := [w for w in rest if not takes_overrides or w.startswith("-") or "=" not in w]:
         parser().error(f"unrecognized arguments: {' '.join(unknown)}")
     if getattr(args, "from_step", None) is not None and not args.resume:
         parser().error("--from STEP is for --resume")
     if getattr(args, "journal", "disk") == "memory" and not args.in_process:
         parser().error("--journal memory is for --in-process: other runs recover from the disk")
+    if args.command == "host":
+        args.overrides = [*args.overrides, *rest]
     if args.command == "samples" and args.n < 1:
         parser().error("-n COUNT is at least 1")
     return args, rest
@@ -104,6 +106,10 @@ def run_without_file(args: argparse.Namespace) -> int:
             from launch.commands import keys
 
             return keys.run(args)
+        case "ticket" | "host":
+            from launch.commands import hosts
+
+            return hosts.run(args)
         case _:
             from launch.commands.retrain import retrain
 
@@ -206,6 +212,7 @@ def train_here(args: argparse.Namespace, config: RunConfig) -> None:
             from_step=args.from_step,
             changed=args.changed,
             panel=panel,
+            asked=config,
         )
 
 

@@ -63,6 +63,8 @@ class Stuck(RuntimeError):
 DONE = 0
 FAILED = 1
 """Error that another start may not repeat, such as a lost connection. Python's own code for an exception."""
+COME_BACK = 75
+"""The process has left a run that goes on, or found no run; engines start it again."""
 FINAL = 65
 """Error that another start would only repeat: a wrong setting, a diverged run, an unusable journal."""
 

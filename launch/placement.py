@@ -129,7 +129,7 @@ def torch_uses_gpus() -> bool:
     return not built_for or any(value != "None" for value in built_for.values())
 
 
-def placement(config: RunConfig, gpus: int) -> Placement:
+def placement(config: RunConfig, gpus: int, host: str = "") -> Placement:
     """Return the GPUs of the learner, the generators and the judge.
 
     The ranks of the learner come first, one GPU each. Each generator gets as many as
@@ -137,6 +137,7 @@ def placement(config: RunConfig, gpus: int) -> Placement:
 
     Args:
         gpus: number of visible GPUs.
+        host: name of a further host, which has no learner; "": the host of the learner.
 
     Raises:
         ConfigError: this layout is impossible; the message has the cure.
@@ -149,8 +150,9 @@ def placement(config: RunConfig, gpus: int) -> Placement:
                     f"{setting} is {list(devices)}, but this host shows no GPU{why or '; leave it out'}"
                 )
         return Placement()
-    learner = _of_learner(config, gpus)
-    posts = {LEARNER: learner, **_of_generators(config, gpus, learner)}
+    learner = () if host else _of_learner(config, gpus)
+    posts = {} if host else {LEARNER: learner}
+    posts |= _of_generators(config, gpus, learner, host)
     if config.judge is not None:
         posts[JUDGE] = (_freest(gpus, posts.values()),)
     return Placement(posts, tuple(_remarks(config, gpus, posts)))
@@ -177,7 +179,22 @@ def _of_learner(config: RunConfig, gpus: int) -> tuple[int, ...]:
     return chosen or tuple((free if len(free) >= ranks else list(range(gpus)))[:ranks])
 
 
-def _of_generators(config: RunConfig, gpus: int, learner: Sequence[int]) -> dict[str, tuple[int, ...]]:
+def peer_name(role: str, number: int, host: str = "") -> str:
+    """Return the name of a generator or an actor.
+
+    Args:
+        host: name of its host, if that is a further one; "": it is supervised beside the learner.
+
+    Example:
+        >>> peer_name("actor", 0), peer_name("generator", 1, "gpu7")
+        ('actor-0', 'generator-gpu7-1')
+    """
+    return f"{role}-{host}-{number}" if host else f"{role}-{number}"
+
+
+def _of_generators(
+    config: RunConfig, gpus: int, learner: Sequence[int], host: str
+) -> dict[str, tuple[int, ...]]:
     own = config.generator
     if own.backend != "vllm":
         return {}
@@ -190,7 +207,7 @@ def _of_generators(config: RunConfig, gpus: int, learner: Sequence[int]) -> dict
     rest = [place for place in range(gpus) if place not in learner]
     pool = chosen or (rest if len(rest) >= size else range(gpus))
     blocks = [tuple(pool[at : at + size]) for at in range(0, len(pool) - size + 1, size)]
-    return {f"{GENERATOR}{i}": blocks[i % len(blocks)] for i in range(own.count)}
+    return {peer_name("generator", i, host): blocks[i % len(blocks)] for i in range(own.count)}
 
 
 def _chosen(setting: str, devices: tuple[int, ...], gpus: int) -> tuple[int, ...]:

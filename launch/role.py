@@ -39,8 +39,15 @@ def run(
     name: str = "",
     resume: bool = False,
     from_step: int | None = None,
+    run_name: str = "",
+    env_name: str = "",
 ) -> None:
-    """Run one role until it ends."""
+    """Run one role until it ends.
+
+    Args:
+        run_name: name of the run as its broker has it; "": the name of ``folder``.
+        env_name: environment that tasks name, if its file lies elsewhere on this host; "": the same name.
+    """
     logs.configure(name or role)
     keys = None if role == "model" else prepare_keys(config, folder, role)
     if keys is not None and role in ("learner", "generator", "actor"):
@@ -54,7 +61,7 @@ def run(
         case "learner":
             learner(config, folder, keys, resume=resume, from_step=from_step)
         case "generator":
-            generator(config, folder, keys, name=name or "generator-0")
+            generator(config, run_name or folder.name, keys, name=name or "generator-0")
         case "weights":
             from launch.servers import serve_weights
 
@@ -64,7 +71,7 @@ def run(
 
             serve_judge(config, keys, _model)
         case "actor":
-            actor(config, folder, keys, name=name or "actor-0")
+            actor(config, run_name or folder.name, keys, name=name or "actor-0", env_name=env_name)
 
 
 def broker(config: RunConfig, folder: Path, keys: Path | None) -> None:
@@ -144,7 +151,7 @@ def learner(
     )
 
 
-def generator(config: RunConfig, folder: Path, keys: Path | None, *, name: str) -> None:
+def generator(config: RunConfig, run_name: str, keys: Path | None, *, name: str) -> None:
     from actors.generator.generator import serve_generator
 
     serve_generator(
@@ -152,14 +159,14 @@ def generator(config: RunConfig, folder: Path, keys: Path | None, *, name: str) 
         name=name,
         broker=config.broker.endpoint,
         model=_model(config),
-        run=folder.name,
+        run=run_name,
         seed=config.run.seed,
         keys=keys,
         grace_s=config.actor.drain_timeout_s + SIGNAL_SKEW_S,
     )
 
 
-def actor(config: RunConfig, folder: Path, keys: Path | None, *, name: str) -> None:
+def actor(config: RunConfig, run_name: str, keys: Path | None, *, name: str, env_name: str = "") -> None:
     from actors.actor import run_actor
     from envs.registry import content_hash
     from launch.servers import actor_environment
@@ -177,11 +184,12 @@ def actor(config: RunConfig, folder: Path, keys: Path | None, *, name: str) -> N
         broker=config.broker.endpoint,
         model=_model(config),
         env=config.env,
-        run=folder.name,
+        run=run_name,
         keys=keys,
         template_args=config.model.template_args,
         special_in_messages=config.model.special_tokens_in_messages,
         in_step=config.windows_in_step,
+        env_name=env_name,
     )
 
 
@@ -201,6 +209,10 @@ def main() -> None:
     parser.add_argument("--from", type=int, dest="from_step", help="learner step to go back to")
     parser.add_argument("--minutes", type=float, help="left of the run's time limit, for a learner")
     parser.add_argument("--config", default=run_folder.CONFIG, help="file in the run folder")
+    parser.add_argument("--run", default="", help="name of the run, if it is not that of the folder")
+    parser.add_argument(
+        "--env", default="", help="environment that tasks name, if it has a different one here"
+    )
     args = parser.parse_args()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # A learner rank's parent is torchrun, not the supervisor, so each rank asks to die with torchrun.
@@ -212,7 +224,16 @@ def main() -> None:
         limited = config.run.model_copy(update={"max_minutes": args.minutes})
         config = config.model_copy(update={"run": limited})
     try:
-        run(args.role, config, args.folder, name=args.name, resume=args.resume, from_step=args.from_step)
+        run(
+            args.role,
+            config,
+            args.folder,
+            name=args.name,
+            resume=args.resume,
+            from_step=args.from_step,
+            run_name=args.run,
+            env_name=args.env,
+        )
     except Exception as error:
         exit_with_code(error, args.folder, args.name or args.role)
 

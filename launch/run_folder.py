@@ -71,6 +71,8 @@ def prepare_keys(config: RunConfig, run_dir: Path, role: str = "broker") -> Path
 
 
 CONFIG = "config.json"
+ASKED = "config-asked.json"
+"""Settings before the head's hardware decided those that are "auto". Other hosts decide them by their own."""
 BY_HAND = "config-learner.json"
 """Settings of a learner that was started by hand."""
 IDENTITY = ("run.seed", "env.", "model.", "learner.reward.", "learner.family")

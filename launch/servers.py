@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def weights_url(config: RunConfig, keys: Path | None) -> str:
 
 
 def serve_weights(config: RunConfig, folder: Path, keys: Path | None) -> None:
-    """Serve the learner's folder of versions until SIGTERM or SIGINT.
+    """Serve the learner's folder of versions, and the model, until SIGTERM or SIGINT.
 
     Raises:
         AddressRefused: other hosts could reach the address, and there is no token to ask for.
@@ -42,8 +43,24 @@ def serve_weights(config: RunConfig, folder: Path, keys: Path | None) -> None:
     host, port = split_address("weights.http", config.weights.http, keys)
     versions = weights_folder(folder)
     scratch = SHARED_MEMORY if versions.parent == SHARED_MEMORY else folder
-    server = WeightsServer(folder.name, lambda _, version: version_folder(versions, version), scratch, keys)
+    server = WeightsServer(
+        folder.name,
+        lambda _, version: version_folder(versions, version),
+        scratch,
+        keys,
+        model=partial(_model_of_run, config),
+    )
     asyncio.run(_serve(server, host, port))
+
+
+def _model_of_run(config: RunConfig) -> Path | None:
+    from launch.fleet.ticket import model_folder
+
+    try:
+        return model_folder(config)
+    except ConfigError as error:
+        log.info("the model cannot be served: %s", error)
+        return None
 
 
 async def _serve(server: WeightsServer, host: str, port: int) -> None:

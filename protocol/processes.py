@@ -2,12 +2,14 @@
 
 import ctypes
 import fcntl
+import json
 import multiprocessing
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -35,6 +37,46 @@ def die_with_parent(parent: int = 0) -> None:
     # The parent may have died before the request.
     if parent and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+SUPERVISED = "OFFBEAT_SUPERVISED"
+"""Environment variable with what a host's supervisor says of itself and of earlier processes of this name, as JSON."""
+MAX_TOLD = 1_000
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """What a process tells the broker of its supervisor, in its Hello."""
+
+    host: str = ""
+    """Name of the host in its ticket; "": there is no supervisor, or it is the one beside the learner."""
+    job: str = ""
+    """Name of the job that the host's engine has given it."""
+    restarts: int = 0
+    """Starts of this process before, under this supervisor."""
+    died: str = ""
+    """How the one before ended, with the last lines of its log."""
+
+
+def supervised(environment: Mapping[str, str]) -> Supervised:
+    """Read what the supervisor says; nothing if it says nothing that can be read.
+
+    Example:
+        >>> supervised({SUPERVISED: '{"host": "gpu7", "restarts": 2}'})
+        Supervised(host='gpu7', job='', restarts=2, died='')
+        >>> supervised({SUPERVISED: "["}), supervised({})
+        (Supervised(host='', job='', restarts=0, died=''), Supervised(host='', job='', restarts=0, died=''))
+    """
+    try:
+        told = json.loads(environment.get(SUPERVISED, "{}"))
+        return Supervised(
+            host=str(told.get("host", ""))[:200],
+            job=str(told.get("job", ""))[:200],
+            restarts=max(0, int(told.get("restarts", 0))),
+            died=str(told.get("died", ""))[:MAX_TOLD],
+        )
+    except (ValueError, TypeError, AttributeError):
+        return Supervised()
 
 
 VARIABLE = "OFFBEAT_GPU_LOCK"

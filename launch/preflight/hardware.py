@@ -260,6 +260,20 @@ def decided(config: RunConfig, size: ModelSize | None) -> Decided:
     return _decided(config, placement(config, len(visible)), len(visible), size)
 
 
+def decided_on_host(config: RunConfig, host: str, size: ModelSize | None) -> Decided:
+    """Decide the settings of the generators and actors of a further host, where no learner runs.
+
+    Args:
+        host: name of the host.
+        size: sizes of the model; None: not known.
+
+    Raises:
+        ConfigError: the layout is impossible, a GPU cannot be used, or its memory is too small.
+    """
+    visible = visible_gpus()
+    return _decided(config, placement(config, len(visible), host), len(visible), size)
+
+
 def decided_by_hand(role: str, config: RunConfig) -> RunConfig:
     """Decide the settings of one role that gets the GPUs that the shell shows.
 

@@ -411,6 +411,25 @@ def check(data: dict[str, Any], source: str) -> RunConfig:
     return config
 
 
+def with_overrides(config: RunConfig, overrides: Sequence[str], source: str) -> RunConfig:
+    """Return settings that were loaded before, with some of them overridden.
+
+    Args:
+        source: where the settings come from, for errors.
+
+    Raises:
+        ConfigError: an override does not fit.
+    """
+    data = json.loads(config.model_dump_json())
+    over = _overlay(overrides)
+    for override in overrides:
+        _check_parents(over, data, override)
+    try:
+        return RunConfig.model_validate_json(json.dumps(merge(data, over)))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(e, source) for e in error.errors())) from None
+
+
 def _overlay(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the overrides as one table, to be merged over the file's content."""
     overlay: dict[str, Any] = {}

@@ -105,19 +105,32 @@ class Crew:
 
     Args:
         note: function that shows a sentence to the user, for example when a process is started again.
+        host: name of a further host; "": the host of the learner.
+        members: posts of a further host; None: those of a run whose roles all share this host.
+        at_rest: exit codes with which a process has done its part, so that it is not started again.
+        about: environment variables that tell a process of its supervisor; called at each start.
     """
 
     def __init__(
-        self, config: RunConfig, folder: Path, *, note: Callable[[str], None] = lambda text: None
+        self,
+        config: RunConfig,
+        folder: Path,
+        *,
+        note: Callable[[str], None] = lambda text: None,
+        host: str = "",
+        members: Sequence[Post] | None = None,
+        at_rest: Collection[int] = (),
+        about: Callable[[Post], dict[str, str]] = lambda post: {},
     ) -> None:
         self._config, self._folder, self._note = config, folder, note
+        self._at_rest, self._about = at_rest, about
         own = config.supervisor
         self._patience = Patience(own.max_restarts, own.settled_s)
         self._watchdog = Watchdog(limits(config))
         self._resume = False
-        self.posts = posts(config)
+        self.posts = posts(config) if members is None else list(members)
         self._gpus = visible_gpus()
-        self._placement = placement(config, len(self._gpus))
+        self._placement = placement(config, len(self._gpus), host)
         self._waiting: dict[str, tuple[str, ...]] = {}
         self.broker_answered = False
         self._state = StateFile(folder, config.broker.http, self._note)
@@ -194,11 +207,38 @@ class Crew:
         for post in self.posts:
             if post.child is None or post.running or (post.name == LEARNER and self.finished()):
                 continue
+            if self.rests(post):
+                self._watchdog.ended(post.name)
+                continue
             if post.due is None:
                 self._plan_restart(post, now)
             if post.due is not None and now >= post.due:
                 self._start_if_possible(post, now)
                 self._state.save(self.posts)
+
+    def rests(self, post: Post) -> bool:
+        """Return whether a process has done its part and stays away. One that was killed as hung has not."""
+        return (
+            post.child is not None
+            and not post.why
+            and not post.running
+            and post.child.process.returncode in self._at_rest
+        )
+
+    def codes(self) -> dict[str, int | None]:
+        """Return the exit code of each process that was started, None while it runs."""
+        return {post.name: post.child.process.poll() for post in self.posts if post.child is not None}
+
+    @property
+    def waits_to_start(self) -> bool:
+        """Whether a process has not been started yet, because others on its GPU come first."""
+        return bool(self._waiting)
+
+    def ask_to_end(self, names: Collection[str]) -> None:
+        """Send SIGTERM to these processes, and do not wait for them."""
+        for post in self.posts:
+            if post.name in names and post.child is not None and post.running:
+                post.child.process.send_signal(signal.SIGTERM)
 
     def examine(self, answer: Answer) -> None:
         """Kill processes that hang, judged by the broker's answer and the kernel; `revive` restarts them.
@@ -338,6 +378,7 @@ class Crew:
         command = command_of_role(role, self._folder, *arguments, ranks=post.ranks)
         env = environment(self._config, post.threads) | post.gpu_environment(self._placement, self._gpus)
         env |= post.lock_environment(self._placement, self._config, self._folder)
+        env |= self._about(post)
         child = spawn(post.name, command, log=self._folder / "logs" / f"{post.name}.log", env=env)
         post.began(child)
         self._watchdog.started(post.name, child.started)

@@ -209,13 +209,13 @@ class Watchdog:
 
 
 def role_of(name: str) -> str:
-    """Return the role of a process of `offbeat train` from its name.
+    """Return the role of a process under a supervisor from its name: what stands before the first dash.
 
     Example:
-        >>> role_of("generator-12"), role_of("broker")
-        ('generator', 'broker')
+        >>> role_of("generator-12"), role_of("actor-gpu-7-0"), role_of("broker")
+        ('generator', 'actor', 'broker')
     """
-    return name.rsplit("-", 1)[0] if name[-1:].isdigit() else name
+    return name.partition("-")[0]
 
 
 class Silence(NamedTuple):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from launch import errors
 from launch.errors import RoleFailed
-from launch.placement import Placement
+from launch.placement import Placement, peer_name
 from launch.processes import (
     RENDEZVOUS_S,
     Child,
@@ -259,17 +259,33 @@ class Post:
 
 def posts(config: RunConfig) -> list[Post]:
     """Return the crew of a run. The broker is first; the others join it in any order."""
-    learner, generator = config.learner, config.generator
+    learner = config.learner
     crew = [Post(BROKER, 1), Post(LEARNER, learner.threads_used, ranks=ranks_of(learner))]
     if config.weights.http:
         crew.append(Post(WEIGHTS, 1))
     if config.judge is not None:
         crew.append(Post(JUDGE, config.judge.threads))
-    for i in range(generator.count):
-        crew.append(Post(f"generator-{i}", generator.threads_used, ("--name", f"generator-{i}")))
-    for i in range(config.actor.count):
-        crew.append(Post(f"actor-{i}", 1, ("--name", f"actor-{i}")))
-    return crew
+    crew += [peer(config, "generator", i) for i in range(config.generator.count)]
+    return crew + [peer(config, ACTOR, i) for i in range(config.actor.count)]
+
+
+def posts_of_host(config: RunConfig, host: str, arguments: tuple[str, ...] = ()) -> list[Post]:
+    """Return the crew of a further host: generators and actors, and the judge if there are actors.
+
+    Args:
+        host: name of the host.
+        arguments: further arguments of each generator and actor.
+    """
+    crew = [Post(JUDGE, config.judge.threads)] if config.judge is not None and config.actor.count else []
+    crew += [peer(config, "generator", i, host, arguments) for i in range(config.generator.count)]
+    return crew + [peer(config, ACTOR, i, host, arguments) for i in range(config.actor.count)]
+
+
+def peer(config: RunConfig, role: str, number: int, host: str = "", arguments: tuple[str, ...] = ()) -> Post:
+    """Return the post of a generator or an actor."""
+    name = peer_name(role, number, host)
+    threads = config.generator.threads_used if role == "generator" else 1
+    return Post(name, threads, ("--name", name, *arguments))
 
 
 def limits(config: RunConfig) -> Limits:

@@ -193,10 +193,12 @@ def train(
     panel: Panel,
     from_step: int | None = None,
     changed: bool = False,
+    asked: RunConfig | None = None,
 ) -> Summary:
     """Run the whole job. Return the summary, which is also written to the run folder.
 
     Args:
+        asked: the settings before this host's hardware decided some; None: ``config``.
         resume: go on with the newest folder of this run, or with the one that is named.
         from_step: with ``resume``, go back to the checkpoint of this learner step.
         changed: with ``resume``, accept a different seed, environment or model.
@@ -218,6 +220,7 @@ def train(
             panel.note(line)
         config = run_folder.with_ports(config)
         run_folder.save_config(config, folder / run_folder.CONFIG)
+        run_folder.save_config(asked or config, folder / run_folder.ASKED)
         method = f", method {config.method}" if config.method else ""
         panel.note(f"{'resuming' if resume else 'run folder'} {folder}{method}")
         crew = Crew(config, folder, note=panel.note)

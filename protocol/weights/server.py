@@ -1,4 +1,7 @@
-"""HTTP server of versions, with ranges, for the learner's folder or for versions that a host has fetched."""
+"""HTTP server of versions, with ranges, for the learner's folder or for versions that a host has fetched.
+
+The learner's host serves the folder of the model there, too, so that a further host needs no copy of it.
+"""
 
 import asyncio
 import contextlib
@@ -166,6 +169,9 @@ TIDY_S = 5.0
 CLOSE_S = 1.0
 BASE = re.compile(r"(\d{1,19})\.(\d{1,19})\.([0-9a-f]{64})")
 VERSION_PATH = r"/v1/{epoch:\d{1,18}}/{version:\d{1,18}}"
+MODEL_FILE = r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}"
+"""Names of files of a model's folder that are served: none in a folder below it, and none that is hidden."""
+MODEL_PATH = f"/v1/model/{{name:{MODEL_FILE}}}"
 
 
 def url_for_others(host: str, port: int, name: str = "", keys: Path | None = None) -> str:
@@ -191,11 +197,21 @@ class WeightsServer:
         locate: returns the folder of a version.
         scratch: folder for deltas, see `VersionOpener`.
         keys: keys folder of the run, for its token and certificate; None: no token, and nothing is encrypted.
+        model: returns the folder of the model that the run starts from, for hosts that have none, or None while it is
+            not there. It may block, and is called until it returns a folder.
     """
 
-    def __init__(self, run: str, locate: Locate, scratch: Path, keys: Path | None = None) -> None:
+    def __init__(
+        self,
+        run: str,
+        locate: Locate,
+        scratch: Path,
+        keys: Path | None = None,
+        model: Callable[[], Path | None] = lambda: None,
+    ) -> None:
         self._run, self._shelf = run, VersionOpener(run, locate, scratch)
-        self.keys = keys
+        self.keys, self._model_folder = keys, model
+        self._model: Path | None = None
         self._held: dict[VersionKey, OpenVersion] = {}
         self._opening: dict[VersionKey, asyncio.Task[OpenVersion | None]] = {}
         self._retired: list[OpenVersion] = []
@@ -204,6 +220,7 @@ class WeightsServer:
         self.application.router.add_get("/", self._about, allow_head=False)
         self.application.router.add_get(VERSION_PATH + "/manifest", self._manifest, allow_head=False)
         self.application.router.add_get(VERSION_PATH + "/data", self._data, allow_head=False)
+        self.application.router.add_get(MODEL_PATH, self._model_file, allow_head=False)
         self.application.cleanup_ctx.append(self._tidying)
 
     async def _about(self, request: web.Request) -> web.Response:
@@ -246,6 +263,23 @@ class WeightsServer:
             self._transfers -= 1
             held.transfers -= 1
             held.used = time.monotonic()
+
+    async def _model_file(self, request: web.Request) -> web.StreamResponse:
+        """Send a file of the model's folder, or a range of it. The client knows its hash from elsewhere."""
+        if self._model is None:
+            self._model = await asyncio.to_thread(self._model_folder)
+        path = self._model / request.match_info["name"] if self._model is not None else None
+        if path is None or not path.is_file():
+            raise web.HTTPNotFound(text="404: the model has no such file\n")
+        if self._transfers >= MAX_TRANSFERS:
+            raise web.HTTPServiceUnavailable(headers={"Retry-After": "1"})
+        self._transfers += 1
+        try:
+            sent = web.FileResponse(path)
+            await sent.prepare(request)
+            return sent
+        finally:
+            self._transfers -= 1
 
     async def _open_once(self, key: VersionKey) -> OpenVersion | None:
         """Return the version or delta of a key, opened once for all requests; None if no delta is made."""

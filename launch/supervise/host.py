@@ -1,0 +1,492 @@
+"""`offbeat host`: supervises the generators and actors of one further host until the run is over or the host leaves.
+
+The crew and the watchdog are those of `offbeat train`, without broker and learner. `HostCourse` decides when the host
+drains, kills and ends, and with which exit code; it is pure. Engines start this one command.
+"""
+
+import json
+import logging
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from launch import errors, run_folder
+from launch.errors import COME_BACK, DONE, FAILED, FINAL, ConfigError, NoAnswer, RoleFailed
+from launch.fleet.model_copy import cache_folder, model_of_ticket
+from launch.fleet.ticket import FREE_ON_HOST, Ticket, refuse_other_files, refuse_other_version, unpack
+from launch.placement import visible_gpus
+from launch.preflight.hardware import decided_on_host
+from launch.preflight.memory import model_size
+from launch.processes import free_port
+from launch.run_file.load import with_overrides
+from launch.run_file.sections import RunConfig
+from launch.run_folder import http_keys
+from launch.supervise import shared_memory
+from launch.supervise.broker_status import Poller, fetch
+from launch.supervise.crew import Crew
+from launch.supervise.health import PEERS, role_of
+from launch.supervise.posts import Post, posts_of_host
+from protocol.processes import SUPERVISED
+from protocol.security.addresses import is_loopback, split_endpoint
+from protocol.security.client import REFUSED_KEY, REVOKED
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.25
+SAME_SIGNAL_S = 2.0
+"""Time in which a second SIGTERM is the first one again: Slurm signals the whole step, and sends two."""
+DEFAULT_GRACE_S = 90.0
+LEAVE_S = 10.0
+"""Part of the grace that generators and Goodbyes keep, behind the longest drain of the actors."""
+SHORTEST_DRAIN_S = 1.0
+ORPHANS_S = 60.0
+"""Longest time that other processes may run on, after one has found no run any more."""
+HEAD_S = 120.0
+"""Longest wait for the first answer of the broker."""
+DEFAULT_ACTORS = 2
+"""Actors for each generator, where the run file has no generators or no actors to take a ratio from."""
+DEATH_LINES = 6
+DEATH_CHARS = 900
+MARGIN_S = 5.0
+"""Time that a host's drain ends before its engine would kill it."""
+AT_REST = (DONE, COME_BACK)
+
+
+# --- when a host drains, kills and ends -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the supervisor of a host does now."""
+
+    drain: bool = False
+    """Ask all processes to drain; once."""
+    kill: bool = False
+    """Kill what is left."""
+    code: int | None = None
+    """End with this exit code; None: go on."""
+
+
+class HostCourse:
+    """The course of one host from its processes' exit codes and its signals.
+
+    Args:
+        grace_s: longest drain.
+
+    Example:
+        >>> course = HostCourse(grace_s=90.0)
+        >>> course.look({"actor-a-0": None}, 0.0)
+        Step(drain=False, kill=False, code=None)
+        >>> course.signalled(1.0); course.signalled(2.5)  # the same signal, sent twice
+        >>> course.look({"actor-a-0": None}, 3.0), course.look({"actor-a-0": None}, 4.0).drain
+        (Step(drain=True, kill=False, code=None), False)
+        >>> course.look({"actor-a-0": 0}, 9.0).code
+        75
+        >>> HostCourse(grace_s=90.0).look({"actor-a-0": 0, "generator-a-0": 0}, 5.0).code  # the run is over
+        0
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._signalled: float | None = None
+        self._orphaned: float | None = None
+        self._asked = self._now = self._killed = False
+
+    @property
+    def leaving(self) -> bool:
+        """Whether nothing is started any more."""
+        return self._signalled is not None
+
+    def signalled(self, now: float) -> None:
+        """Note a SIGTERM or SIGINT. The first one drains, one that comes later than a moment after it kills."""
+        if self._signalled is None:
+            self._signalled = now
+        elif now - self._signalled > SAME_SIGNAL_S:
+            self._now = True
+
+    def look(self, codes: Mapping[str, int | None], now: float, *, waits_to_start: bool = False) -> Step:
+        """Return what to do.
+
+        Args:
+            codes: exit codes of the generators and actors that were started, None while one runs.
+            waits_to_start: whether some were not started yet.
+        """
+        ended = bool(codes) and all(code is not None for code in codes.values())
+        if self._signalled is not None:
+            if ended or not codes:
+                return Step(code=COME_BACK)
+            if not self._asked:
+                self._asked = True
+                return Step(drain=True)
+            if (self._now or now - self._signalled >= self._grace_s) and not self._killed:
+                self._killed = True
+                return Step(kill=True)
+            return Step()
+        if ended and not waits_to_start and all(code in AT_REST for code in codes.values()):
+            return Step(code=COME_BACK if COME_BACK in codes.values() else DONE)
+        if COME_BACK in codes.values():
+            self._orphaned = now if self._orphaned is None else self._orphaned
+            if now - self._orphaned > ORPHANS_S:
+                self._signalled = now
+        return Step()
+
+
+# --- the settings of a host -------------------------------------------------------------------------------
+
+
+def counts_of_host(
+    config: RunConfig, gpus: int, generators: int | None, actors: int | None
+) -> tuple[int, int]:
+    """Return the numbers of generators and actors of a host.
+
+    Args:
+        config: settings of the run, whose counts give the ratio.
+        gpus: number of GPUs that this host shows.
+        generators, actors: as the user gave them; None: one generator for each group of GPUs, or one on a CPU, and
+            actors in the ratio of the run file.
+
+    Raises:
+        ConfigError: the host would have neither.
+    """
+    own = config.generator
+    if generators is None:
+        size = own.tensor_parallel_size
+        generators = max(1, gpus // size) if gpus and own.backend == "vllm" else 1
+    if actors is None:
+        here, there = config.actor.count, own.count
+        actors = -(-generators * here // there) if here and there else generators * DEFAULT_ACTORS
+    if generators < 0 or actors < 0 or not generators + actors:
+        raise ConfigError(
+            f"--generators {generators} --actors {actors}: a host has at least one of them; raise one"
+        )
+    return generators, actors
+
+
+def refuse_overrides(overrides: Sequence[str]) -> None:
+    """Refuse overrides of settings that all hosts of a run share.
+
+    Raises:
+        ConfigError: an override is not of this host alone; the text lists those that are.
+    """
+    for override in overrides:
+        setting = override.partition("=")[0]
+        if setting not in FREE_ON_HOST:
+            raise ConfigError(
+                f"override {override!r}: all hosts of a run share {setting}, so set it on the head; a host may set "
+                f"{', '.join(FREE_ON_HOST)}"
+            )
+
+
+def config_of_host(
+    ticket: Ticket,
+    *,
+    keys: Path | None,
+    sources: Mapping[str, Path],
+    model: Path | None,
+    counts: tuple[int, int],
+    grace_s: float,
+    overrides: Sequence[str] = (),
+) -> RunConfig:
+    """Return the settings of a host's processes: those of the run, with what is of this host.
+
+    Args:
+        keys: keys folder of the host.
+        sources: files of the environment here, by their paths on the head.
+        model: folder of the model here; None: the run file's.
+        counts: generators and actors.
+        grace_s: longest drain.
+    """
+    config = ticket.config
+    local = is_loopback(split_endpoint(config.broker.endpoint)[0])
+    relay = re.sub(r":\d+$", ":0", config.generator.weights_http)
+    generator = config.generator.model_copy(
+        update={
+            "count": counts[0],
+            "endpoint": "tcp://127.0.0.1:0" if local else "tcp://0.0.0.0:0",
+            "advertised_host": "",
+            "weights_http": relay,
+            "sleep_in_updates": False,
+        }
+    )
+    drain_s = max(SHORTEST_DRAIN_S, grace_s - LEAVE_S)
+    actor = config.actor.model_copy(update={"count": counts[1], "drain_timeout_s": drain_s})
+    security = config.security.model_copy(update={"keys": str(keys) if keys else ""})
+    env = config.env
+    for there, here in sources.items():
+        if env.name.startswith(f"{there}:"):
+            env = env.model_copy(update={"name": f"{here}:{env.name.removeprefix(f'{there}:')}"})
+    section = config.model
+    if model is not None:
+        section = section.model_copy(update={"path": str(model), "tiny": None})
+    judge = config.judge and config.judge.model_copy(update={"http": f"127.0.0.1:{free_port()}"})
+    config = config.model_copy(
+        update={
+            "generator": generator,
+            "actor": actor,
+            "security": security,
+            "env": env,
+            "model": section,
+            "judge": judge,
+        }
+    )
+    return with_overrides(config, overrides, "offbeat host") if overrides else config
+
+
+KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
+
+
+def grace_under_slurm(grace_s: float, environment: Mapping[str, str]) -> float:
+    """Return the grace of a host in a job of Slurm: `scancel` leaves it the cluster's KillWait and no more."""
+    if "SLURM_JOB_ID" not in environment:
+        return grace_s
+    try:
+        told = subprocess.run(
+            ["scontrol", "show", "config"], capture_output=True, text=True, timeout=10, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return grace_s
+    return shortened(grace_s, told)
+
+
+def shortened(grace_s: float, slurm: str) -> float:
+    """Return the grace that fits into the KillWait of a cluster.
+
+    Args:
+        slurm: output of `scontrol show config`.
+
+    Example:
+        >>> shortened(90.0, "KillOnBadExit = 0\\nKillWait                = 30 sec\\n"), shortened(90.0, "")
+        (25.0, 90.0)
+    """
+    found = KILL_WAIT.search(slurm)
+    return min(grace_s, max(SHORTEST_DRAIN_S, int(found[1]) - MARGIN_S)) if found else grace_s
+
+
+def job_of(environment: Mapping[str, str], hostname: str) -> str:
+    """Return the engine's name of the job that this process is in; "" if no engine shows itself.
+
+    Example:
+        >>> job_of({"SLURM_JOB_ID": "17", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}, "n1")
+        'slurm 12_3'
+        >>> job_of({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "actors-7f9"), job_of({}, "n1")
+        ('pod actors-7f9', '')
+    """
+    if environment.get("SLURM_JOB_ID"):
+        array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+        return f"slurm {array}_{task}" if array and task else f"slurm {environment['SLURM_JOB_ID']}"
+    if environment.get("KUBERNETES_SERVICE_HOST"):
+        return f"pod {hostname}"
+    unit = environment.get("INVOCATION_ID")
+    return f"systemd {unit[:8]}" if unit else ""
+
+
+# --- the process ------------------------------------------------------------------------------------------
+
+
+class HostSignals:
+    """Hands SIGTERM, SIGINT and SIGHUP to the course of a host, at any moment of it."""
+
+    def __init__(self, course: HostCourse) -> None:
+        self._course = course
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._signal)
+
+    def _signal(self, number: int, frame: FrameType | None) -> None:
+        self._course.signalled(time.monotonic())
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """What the command line says of a host."""
+
+    generators: int | None = None
+    actors: int | None = None
+    grace_s: float = DEFAULT_GRACE_S
+    overrides: tuple[str, ...] = ()
+
+
+def run_host(
+    ticket: Ticket,
+    options: HostOptions,
+    environment: Mapping[str, str],
+    hostname: str,
+    note: Callable[[str], None],
+) -> int:
+    """Run the generators and actors of this host until they end or a signal comes. Return the exit code.
+
+    Args:
+        hostname: name of this machine.
+        note: shows a sentence to the user.
+
+    Raises:
+        ConfigError: the ticket does not fit this host; nothing was started.
+        LaunchError: the head does not answer, or does not send the model.
+    """
+    grace_s = grace_under_slurm(options.grace_s, environment)
+    course = HostCourse(grace_s)
+    HostSignals(course)
+    refuse_other_version(ticket)
+    refuse_other_files(ticket)
+    refuse_overrides(options.overrides)
+    name = ticket.names_of_host(environment, hostname)
+    counts = counts_of_host(ticket.config, len(visible_gpus()), options.generators, options.actors)
+    runs = next(
+        (Path(given.partition("=")[2]) for given in options.overrides if given.startswith("run.dir=")),
+        ticket.config.run.dir,
+    )
+    folder = runs / ticket.run / "hosts" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with run_folder.claim(folder):
+        for left in shared_memory.sweep():
+            note(f"removed {left}, left by a run that was killed")
+        try:
+            keys, sources = unpack(ticket, folder)
+            model = model_of_ticket(ticket, keys, cache_folder(environment), note)
+            config = config_of_host(
+                ticket,
+                keys=keys,
+                sources=sources,
+                model=model,
+                counts=counts,
+                grace_s=grace_s,
+                overrides=options.overrides,
+            )
+            size = model_size(model) if model is not None else None
+            decided = decided_on_host(config, name, size)
+            for remark in decided.remarks:
+                note(remark)
+            config = decided.config
+            run_folder.save_config(config, folder / run_folder.CONFIG)
+            return _supervise(config, ticket, folder, name, course, job_of(environment, hostname), note)
+        finally:
+            # The ticket is the only place of the keys while no process of the host runs.
+            shutil.rmtree(folder / "keys", ignore_errors=True)
+
+
+def _supervise(
+    config: RunConfig,
+    ticket: Ticket,
+    folder: Path,
+    name: str,
+    course: HostCourse,
+    job: str,
+    note: Callable[[str], None],
+) -> int:
+    keys = Path(config.security.keys) if config.security.keys else None
+    ask_with = http_keys(config, keys)
+    await_head(config.broker.http, ask_with, course)
+    arguments: tuple[str, ...] = ("--run", ticket.run)
+    if ticket.sources:
+        arguments += ("--env", ticket.config.env.name)
+    crew = Crew(
+        config,
+        folder,
+        note=note,
+        host=name,
+        members=posts_of_host(config, name, arguments),
+        at_rest=AT_REST,
+        about=lambda post: about(post, name, job),
+    )
+    poller = Poller(config.broker.http, ask_with)
+    try:
+        crew.start(crew.names, resume=False)
+        running = ", ".join(post for post in crew.names if crew.running(post))
+        note(f"host {name} of run {ticket.run}: started {running}; logs in {folder / 'logs'}")
+        return _watch(crew, poller, course, folder, note)
+    finally:
+        poller.close()
+        crew.kill()
+
+
+def await_head(http: str, keys: Path | None, course: HostCourse) -> None:
+    """Wait until the broker answers for the first time, so that no engine is started in vain.
+
+    Raises:
+        NoAnswer: it does not answer within `HEAD_S`, or a signal came.
+    """
+    deadline = time.monotonic() + HEAD_S
+    while True:
+        try:
+            fetch(http, keys=keys)
+            return
+        except NoAnswer as error:
+            if course.leaving or time.monotonic() > deadline:
+                raise NoAnswer(
+                    f"{error}; does `offbeat train` run on the head, and is the port open to this host?"
+                ) from None
+        time.sleep(POLL_S)
+
+
+def about(post: Post, host: str, job: str) -> dict[str, str]:
+    """Return the environment by which a process tells the broker of its supervisor, see `protocol.processes`."""
+    died = post.backoff.reasons[-1] if post.backoff.reasons else ""
+    if died and post.child is not None:
+        died = f"{died}\n{post.child.own_tail(DEATH_LINES)}"[:DEATH_CHARS]
+    told = {"host": host, "job": job, "restarts": post.backoff.total, "died": died}
+    return {SUPERVISED: json.dumps(told)}
+
+
+def _watch(crew: Crew, poller: Poller, course: HostCourse, folder: Path, note: Callable[[str], None]) -> int:
+    """Restart what ends or hangs, until all have done their part or the host leaves. Return the exit code."""
+    failed = DONE
+    while True:
+        now = time.monotonic()
+        codes = {post: code for post, code in crew.codes().items() if role_of(post) in PEERS}
+        step = course.look(codes, now, waits_to_start=crew.waits_to_start)
+        if step.drain:
+            note("draining: actors end their episodes, generators serve until nobody needs them")
+            crew.ask_to_end(list(codes))
+        if step.kill:
+            left = [post for post, code in codes.items() if code is None]
+            note(f"killing {', '.join(left)}; the broker deals their tasks out again")
+            crew.kill()
+        if step.code is not None:
+            code = failed or step.code
+            note(f"host ends with code {code}: {ENDS.get(code, 'a process has failed')}")
+            return code
+        if answer := poller.take():
+            crew.examine(answer)
+            if answer.status is not None and not course.leaving:
+                crew.start_next([peer["name"] for peer in answer.status["peers"]])
+        if not course.leaving:
+            try:
+                _refuse_revoked(crew, folder)
+                crew.revive(now)
+            except RoleFailed as error:
+                note(str(error))
+                failed = FINAL if any(post.child and post.is_final(folder) for post in crew.posts) else FAILED
+                failed = FINAL if isinstance(error, Revoked) else failed
+                course.signalled(now)
+        time.sleep(POLL_S)
+
+
+ENDS = {
+    DONE: "the run is over, or the host was drained by command",
+    COME_BACK: "drained by a signal, or without a run; start it again while the run goes on",
+    FINAL: "another start would only repeat the error",
+}
+"""What the exit codes of a host say."""
+
+
+class Revoked(RoleFailed):
+    """The broker admits the key of this host no more."""
+
+
+def _refuse_revoked(crew: Crew, folder: Path) -> None:
+    """Find a process that has ended because the broker admits the host's key no more.
+
+    Raises:
+        Revoked: there is one.
+    """
+    for post in crew.posts:
+        if post.child is None or post.running or not post.child.process.returncode:
+            continue
+        reason = errors.read_reason(folder, post.name)
+        if REVOKED[:40] in reason or REFUSED_KEY in reason:
+            raise Revoked(f"{post.name}: {reason}")
