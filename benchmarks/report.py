@@ -37,7 +37,7 @@ def save_results(
     found = {
         "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
-        "commit": _commit(),
+        "commit": commit(),
         "machine": f"{device}; {machine()}" if device else machine(),
         "tables": {name: text.strip() for name, text in tables.items()},
         "headlines": [list(headline) for headline in headlines],
@@ -103,7 +103,7 @@ def _module() -> str:
     return spec.name.removesuffix(".__main__") if spec is not None else Path(sys.argv[0]).stem
 
 
-def _commit() -> str:
+def commit() -> str:
     """Return the commit that was measured, with "+" if files differ from it; empty without Git or a checkout."""
 
     def git(*arguments: str) -> str:

@@ -78,7 +78,7 @@ def test_a_step_that_fails_takes_nothing_from_the_others(tmp_path, monkeypatch, 
     # Only the program's own: others run processes, too.
     own = SimpleNamespace(Popen=Process, PIPE=PIPE, TimeoutExpired=TimeoutExpired)
     monkeypatch.setattr(program, "subprocess", own)
-    monkeypatch.setattr("benchmarks.report._commit", lambda: "c0ffee")
+    monkeypatch.setattr("benchmarks.report.commit", lambda: "c0ffee")
     arguments = ["--device", "cpu", "--tiny", "--steps", "publish", "ceilings", "--out", str(tmp_path)]
     with caplog.at_level(logging.INFO), pytest.raises(SystemExit):
         program.main(arguments)

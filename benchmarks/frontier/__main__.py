@@ -1,0 +1,6 @@
+"""Runs `benchmarks.frontier.program`."""
+
+from benchmarks.frontier.program import main
+
+if __name__ == "__main__":
+    main()

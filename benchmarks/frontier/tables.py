@@ -1,0 +1,400 @@
+"""Tables and figure of docs/staleness.md, from finished cells."""
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from benchmarks.frontier.cells import (
+    ALWAYS,
+    FIRST_LAGS,
+    FIRST_SEEDS,
+    LEAST_STEPS,
+    LONG_LAGS,
+    LONG_SEEDS,
+    OWN,
+    SWEEP_SEED,
+    TASKS,
+    Found,
+    algorithm_of,
+    chosen_rate,
+    rows,
+)
+from benchmarks.report import pyplot, save_results
+from launch.supervise.summary import apart
+from learner.update.adaptive import optimizer_steps_per_update
+
+T_90 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132}
+"""Quantile 0.95 of Student's t by degrees of freedom, for intervals of 90 %."""
+MISSING = "missing"
+FAILS, HOLDS = 0.7, 0.9
+"""Share of its reward that the uncorrected row must lose, and that another row must keep, so that a task separates."""
+NUMBERS = {
+    "ess": "effective sample size",
+    "cosine": "cosine with the fresh gradient",
+    "turned": "cosine of two batches",
+    "entropy": "entropy, nats",
+    "clipped": "clipped",
+    "cut": "weight cut",
+    "acted": "acted",
+}
+"""Columns of the second table, by the name of the number."""
+COLOURS = ("tab:blue", "tab:green", "tab:orange", "tab:red")
+LABEL_GAP = 0.05
+
+
+class Mean(NamedTuple):
+    """A mean over seeds."""
+
+    value: float
+    half: float | None
+    """Half of the 90 % interval; None with one seed."""
+    seeds: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}" if self.half is None else f"{self.value:.2f} ± {self.half:.2f}"
+
+
+def mean_of(values: Sequence[float]) -> Mean | None:
+    """Return the mean with the half-width of its 90 % interval; None if there is no value.
+
+    Example:
+        >>> str(mean_of([0.8, 0.9, 1.0])), str(mean_of([0.5])), mean_of([])
+        ('0.90 ± 0.17', '0.50', None)
+    """
+    if not values:
+        return None
+    if len(values) == 1:
+        return Mean(values[0], None, 1)
+    half = T_90[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+    return Mean(statistics.fmean(values), half, len(values))
+
+
+class Results:
+    """Finished cells, and what is asked of them."""
+
+    def __init__(self, found: Iterable[Found]) -> None:
+        # A cell that was measured again replaces the earlier one.
+        self.found = list({f.cell: f for f in found}.values())
+        self._rates: dict[tuple[str, str], float | None] = {}
+
+    def rate(self, task: str, row: str) -> float | None:
+        """Return the rate that the sweep has chosen."""
+        if (task, row) not in self._rates:
+            self._rates[task, row] = chosen_rate(self.found, task, row)
+        return self._rates[task, row]
+
+    def cells(self, task: str, row: str, lag: int, steps: int) -> dict[int, Found]:
+        """Return the cells at the chosen rate with so many steps, by seed."""
+        rate = self.rate(task, row)
+        return {
+            f.seed: f
+            for f in self.found
+            if (f.task, f.row, f.lag, f.rate, f.again) == (task, row, lag, rate, 0)
+            and f.seed != SWEEP_SEED
+            and f.steps == steps
+        }
+
+    def scores(self, task: str, row: str, lag: int, steps: int, seeds: Sequence[int]) -> list[float]:
+        """Return the scores of the seeds; 0 for a run that did not come to its end."""
+        found = self.cells(task, row, lag, steps)
+        return [found[seed].score or 0.0 for seed in seeds if seed in found]
+
+    def first(self, task: str, row: str, lag: int) -> Mean | None:
+        """Return the reward of the first stage."""
+        return mean_of(self.scores(task, row, lag, LEAST_STEPS, FIRST_SEEDS))
+
+    def long(self, task: str, row: str, lag: int, steps: int) -> Mean | None:
+        """Return the reward of the second stage."""
+        return mean_of(self.scores(task, row, lag, steps, LONG_SEEDS))
+
+    def number(self, task: str, row: str, lag: int, name: str, steps: int = LEAST_STEPS) -> float | None:
+        """Return the mean of a number over the seeds; None if no cell has it."""
+        values = [
+            value
+            for f in self.cells(task, row, lag, steps).values()
+            if (value := getattr(f, name) if name in ("cosine", "turned") else f.numbers.get(name))
+            is not None
+        ]
+        return statistics.fmean(values) if values else None
+
+    def rows(self, task: str) -> list[str]:
+        """Return the rows of a task that have a chosen rate, the best at the largest lag of the first stage first."""
+        known = [row for row in rows() if self.rate(task, row) is not None]
+
+        def key(row: str) -> float:
+            found = self.first(task, row, max(FIRST_LAGS))
+            return -1.0 if found is None else found.value
+
+        return sorted(known, key=key, reverse=True)
+
+
+def reward_table(results: Results, task: str) -> str:
+    """Return reward over lag of the first stage, a line for each row."""
+    head = [
+        "recipe",
+        "optimizer steps a batch",
+        "rate",
+        *(f"lag {lag}" for lag in FIRST_LAGS),
+        "lag 16 / lag 0",
+    ]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in results.rows(task):
+        means = [results.first(task, row, lag) for lag in FIRST_LAGS]
+        steps = optimizer_steps_per_update(algorithm_of(row)[0])
+        cells = [
+            named(row),
+            str(steps),
+            f"{results.rate(task, row):g}",
+            *map(shown, means),
+            share(means[-1], means[0]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    if absent := [row for row in rows() if row not in results.rows(task)]:
+        lines += ["", f"Missing, because the measurement ended before them: {', '.join(map(named, absent))}."]
+    return "\n".join(lines)
+
+
+def long_table(results: Results, task: str) -> str:
+    """Return reward at large lags, and the share of what the same row has without lag after equally many steps."""
+    head = ["recipe", "seeds"]
+    for lag in LONG_LAGS:
+        head += [f"lag 0, {4 * lag} steps", f"lag {lag}, {4 * lag} steps", "share kept"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    found = 0
+    for row in results.rows(task):
+        cells: list[str] = []
+        seeds = []
+        for lag in LONG_LAGS:
+            fresh, old = (results.long(task, row, which, 4 * lag) for which in (0, lag))
+            cells += [shown(fresh), shown(old), share(old, fresh)]
+            seeds.append(0 if old is None else old.seeds)
+        if any(seeds):
+            found += 1
+            lines.append(f"| {' | '.join([named(row), ' / '.join(map(str, seeds)), *cells])} |")
+    return (
+        "\n".join(lines)
+        if found
+        else "The second stage of this task is missing: the measurement ended before it."
+    )
+
+
+def number_table(results: Results, task: str, lag: int, steps: int) -> str:
+    """Return what the rows did to their batches at one lag."""
+    lines = [f"| recipe | {' | '.join(NUMBERS.values())} |", "|---" * (len(NUMBERS) + 1) + "|"]
+    for row in results.rows(task):
+        values = [results.number(task, row, lag, name, steps) for name in NUMBERS]
+        if any(value is not None for value in values):
+            lines.append(f"| {named(row)} | {' | '.join('' if v is None else f'{v:.2f}' for v in values)} |")
+    return "\n".join(lines)
+
+
+def separation(results: Results) -> str:
+    """Return for each task whether it separates rows, as a table."""
+    head = "| task | lag | `uncorrected` keeps | best row | it keeps | rows below 0.7 | separates |"
+    lines = [head, "|---" * 7 + "|"]
+    for task in TASKS:
+        for lag in (16, 64, 128):
+            kept = kept_at(results, task, lag)
+            if ALWAYS[0] not in kept:
+                lines.append(f"| {task} | {lag} | {MISSING} | | | | |")
+                continue
+            best = max(kept, key=lambda row: kept[row])
+            low = sum(value < FAILS for value in kept.values())
+            verdict = "yes" if kept[ALWAYS[0]] < FAILS and kept[best] >= HOLDS else "no"
+            cells = [
+                task,
+                lag,
+                f"{kept[ALWAYS[0]]:.2f}",
+                best,
+                f"{kept[best]:.2f}",
+                f"{low} of {len(kept)}",
+                verdict,
+            ]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def kept_at(results: Results, task: str, lag: int) -> dict[str, float]:
+    """Return the share of its reward without lag that each row keeps, after equally many steps."""
+    steps = max(LEAST_STEPS, 4 * lag)
+    seeds = FIRST_SEEDS if lag in FIRST_LAGS else LONG_SEEDS
+    kept = {}
+    for row in results.rows(task):
+        old, fresh = (mean_of(results.scores(task, row, which, steps, seeds)) for which in (lag, 0))
+        if old is not None and fresh is not None and fresh.value > 0:
+            kept[row] = old.value / fresh.value
+    return kept
+
+
+def noise(results: Results) -> tuple[str, float]:
+    """Return the noise floor in words, and as the root mean square of the difference of a cell run twice."""
+    by_cell = {f.cell: f for f in results.found}
+    pairs = []
+    for f in results.found:
+        if f.again:
+            first = by_cell.get(replace(f.cell, again=0))
+            if first is not None and first.score is not None and f.score is not None:
+                pairs.append(abs(f.score - first.score))
+    if not pairs:
+        return "The noise floor is missing: no cell was run twice.", 0.0
+    floor = math.sqrt(statistics.fmean(d * d for d in pairs))
+    return (
+        f"{len(pairs)} cells of `uncorrected` were run twice, with other samples. Their rewards differ by {floor:.3f} "
+        f"in the root mean square, and by {max(pairs):.3f} at most.",
+        floor,
+    )
+
+
+def agreement_table(results: Results, real: Sequence[Found]) -> str:
+    """Return the reward of cells in the loop and in the real system."""
+    if not real:
+        return "The comparison with the real system is missing on this version."
+    lines = [
+        "| task | recipe | lag | real system | one process | mean over the run: real, one process | exact lag |",
+        "|---" * 7 + "|",
+    ]
+    by_cell = {f.cell: f for f in results.found}
+    for f in real:
+        mine = by_cell.get(f.cell)
+        means = [statistics.fmean(x.curve) if x is not None and x.curve else None for x in (f, mine)]
+        exact = "yes" if f.exact and mine is not None and mine.exact else "no"
+        rewards = [number(f.score), number(None if mine is None else mine.score)]
+        cells = [f.task, f.row, str(f.lag), *rewards, ", ".join(map(number, means)), exact]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def number(value: float | None) -> str:
+    """Return a number with three digits, or that it is missing.
+
+    Example:
+        >>> number(0.12345), number(None)
+        ('0.123', 'missing')
+    """
+    return MISSING if value is None else f"{value:.3f}"
+
+
+def shown(mean: Mean | None) -> str:
+    """Return a mean, or that it is missing."""
+    return MISSING if mean is None else str(mean)
+
+
+def share(above: Mean | None, below: Mean | None) -> str:
+    """Return the ratio of two means, or that it is missing."""
+    return (
+        MISSING if above is None or below is None or not below.value else f"{above.value / below.value:.2f}"
+    )
+
+
+def named(row: str) -> str:
+    """Return the name of a row, with a link to its recipe."""
+    return f"{row} (ours)" if row in OWN else f"[{row}](recipes/staleness.md#{row})"
+
+
+def published(path: Path) -> list[Found]:
+    """Return the cells of a file of results; none if there is no file."""
+    if not path.exists():
+        return []
+    return msgspec.convert(
+        json.loads(path.read_text(encoding="utf-8"))["results"]["cells"], list[Found], strict=False
+    )
+
+
+def plot(results: Results, path: Path) -> None:
+    """Plot reward over lag, a panel for each task: five named lines, the other rows in grey."""
+    plt = pyplot()
+    tasks = [task for task in TASKS if results.rows(task)]
+    figure, panels = plt.subplots(
+        1, len(tasks), figsize=(5.2 * len(tasks), 4.2), layout="constrained", squeeze=False
+    )
+    lags = sorted({*FIRST_LAGS, *LONG_LAGS})
+    for axes, task in zip(panels[0], tasks, strict=True):
+        lines = {row: points_of(results, task, row, lags) for row in results.rows(task)}
+        ranked = sorted(
+            (row for row in lines if lines[row]),
+            key=lambda row: (-lines[row][-1][0], -lines[row][-1][1].value),
+        )
+        others = [row for row in ranked if row not in ALWAYS]
+        colours = {"uncorrected": "black", "grpo": "tab:red"} | dict(zip(others[:3], COLOURS, strict=False))
+        ends = []
+        for row in ranked:
+            x, y = [lag for lag, _ in lines[row]], [mean.value for _, mean in lines[row]]
+            if row not in colours:
+                axes.plot(x, y, color="0.82", linewidth=1, zorder=1)
+                continue
+            axes.plot(x, y, color=colours[row], marker="o", markersize=4, linewidth=2, zorder=3)
+            half = [mean.half or 0.0 for _, mean in lines[row]]
+            low, high = (
+                [a - b for a, b in zip(y, half, strict=True)],
+                [a + b for a, b in zip(y, half, strict=True)],
+            )
+            axes.fill_between(x, low, high, color=colours[row], alpha=0.12, linewidth=0, zorder=2)
+            ends.append((y[-1], row))
+        for (_, row), height in zip(ends, apart([end for end, _ in ends], LABEL_GAP), strict=True):
+            place = (1.015, height / 1.02)
+            axes.annotate(row, place, xycoords="axes fraction", color=colours[row], va="center", fontsize=8)
+        axes.set_xscale("symlog", base=2, linthresh=4)
+        axes.set_xticks(lags, [str(lag) for lag in lags])
+        axes.set(xlabel="forced policy lag, versions", ylim=(0, 1.02))
+        axes.set_title(f"{task}; in grey: the {len(ranked) - len(ends)} other rows", fontsize=9, loc="left")
+        axes.grid(axis="y", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0][0].set_ylabel("reward, mean over seeds")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
+    plt.close(figure)
+
+
+def points_of(results: Results, task: str, row: str, lags: Sequence[int]) -> list[tuple[int, Mean]]:
+    """Return (lag, reward) of a row."""
+    found = []
+    for lag in lags:
+        mean = results.first(task, row, lag) if lag in FIRST_LAGS else results.long(task, row, lag, 4 * lag)
+        if mean is not None:
+            found.append((lag, mean))
+    return found
+
+
+def write(found: Sequence[Found], args: argparse.Namespace) -> None:
+    """Write the JSON that the page is made from, and the figure."""
+    results = Results(found)
+    lines = args.agreement.read_text(encoding="utf-8").splitlines() if args.agreement.exists() else []
+    real = [msgspec.json.decode(line, type=Found, strict=False) for line in lines]
+    tables = {
+        "separation": separation(results),
+        "noise": noise(results)[0],
+        "agreement": agreement_table(results, real),
+    }
+    for task in TASKS:
+        tables[task] = reward_table(results, task)
+        tables[f"{task}-long"] = long_table(results, task)
+        tables[f"{task}-numbers"] = number_table(results, task, max(FIRST_LAGS), LEAST_STEPS)
+    kept = [msgspec.to_builtins(msgspec.structs.replace(f, curve=[]), str_keys=True) for f in results.found]
+    content = {
+        "cells": [rounded(f) for f in kept],
+        "real": [rounded(msgspec.to_builtins(f, str_keys=True)) for f in real],
+    }
+    save_results(args.json, tables, content)
+    if args.plot is not None:
+        plot(results, args.plot)
+
+
+def rounded(value: Any) -> Any:
+    """Return numbers with four digits, and lists and tables of them.
+
+    Example:
+        >>> rounded({"a": [0.123456, 1], "b": None})
+        {'a': [0.1235, 1], 'b': None}
+    """
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list) else value

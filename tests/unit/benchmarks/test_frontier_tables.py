@@ -1,0 +1,126 @@
+"""Which cells of the frontier are run, and what its tables make of them."""
+
+from dataclasses import replace
+from itertools import product
+
+import msgspec
+import pytest
+
+from benchmarks.frontier import cells, tables
+from benchmarks.frontier.cells import Cell, Found
+from benchmarks.frontier.program import known, missing
+
+
+def done(cell, score=0.5, settings="s", **more):
+    return Found(
+        cell.task, cell.row, cell.lag, cell.seed, cell.rate, cell.steps, cell.again, settings, score, **more
+    )
+
+
+def finished(*plans):
+    """Run plans to their end, with rewards that fall with rate and lag, and return the results."""
+    found, prints = [], {}
+    for plan in plans:
+        while True:
+            names = {cell: "s" for cell in plan(found)}
+            cell = missing(plan, found, prints | names)
+            if cell is None:
+                break
+            score = 0.9 - 0.002 * cell.lag * cell.rate - 0.01 * cell.seed + 0.02 * cell.again
+            found.append(done(cell, score, exact=True))
+    return found
+
+
+def first(found):
+    return cells.first_stage(found, "budget", "uncorrected")
+
+
+def test_a_row_is_swept_before_its_seeds_are_run_at_the_rate_that_is_best():
+    found = finished(first)
+    swept, rest = found[:6], found[6:]
+    assert {f.seed for f in swept} == {cells.SWEEP_SEED}
+    assert {(f.rate, f.lag) for f in swept} == {(rate, lag) for rate in cells.RATES for lag in (0, 16)}
+    assert {f.rate for f in rest} == {min(cells.RATES)}
+    assert {(f.seed, f.lag) for f in rest} == {(seed, lag) for seed in (0, 1, 2) for lag in (0, 4, 16)}
+
+
+def test_a_cell_is_run_again_if_its_settings_have_changed():
+    one = Cell("budget", "uncorrected", 0, 0, 1.0)
+    assert missing(lambda _: iter([one]), [done(one)], {one: "s"}) is None
+    assert missing(lambda _: iter([one]), [done(one)], {one: "other"}) == one
+
+
+def test_each_lag_of_the_second_stage_has_a_run_without_lag_and_as_many_steps():
+    found = finished(first)
+    planned = list(cells.second_stage(found, "budget", ["uncorrected"]))
+    assert [(c.seed, c.lag, c.steps) for c in planned[:6]] == [
+        *((0, 64, 256), (0, 0, 256), (1, 64, 256), (1, 0, 256), (0, 128, 512), (0, 0, 512)),
+    ]
+    assert all(c.steps >= 4 * c.lag for c in planned)
+
+
+def test_what_is_missing_is_shown_as_missing():
+    results = tables.Results(finished(first)[:-1])
+    line = next(
+        line for line in tables.reward_table(results, "budget").splitlines() if "[uncorrected]" in line
+    )
+    assert "| 0.89 ± 0.02 |" in line
+    assert "grpo" in tables.reward_table(results, "budget").rpartition("Missing")[2]
+    assert "missing" in tables.long_table(results, "budget")
+    assert "| budget | 64 | missing |" in tables.separation(results)
+    assert "missing" in tables.noise(results)[0]
+
+
+def test_a_run_that_did_not_end_counts_as_nothing():
+    found = finished(first)
+    whole = tables.Results(found).first("budget", "uncorrected", 16)
+    lost = [
+        msgspec.structs.replace(f, score=None, error="Diverged") if (f.lag, f.seed) == (16, 0) else f
+        for f in found
+    ]
+    less = tables.Results(lost).first("budget", "uncorrected", 16)
+    gone = next(f.score for f in found if (f.lag, f.seed) == (16, 0))
+    assert less.seeds == whole.seeds == 3
+    assert less.value == pytest.approx(whole.value - gone / 3)
+
+
+def test_a_task_separates_if_the_uncorrected_row_loses_and_another_one_holds():
+    found = []
+    for row, kept in (("uncorrected", 0.5), ("grpo", 0.95)):
+        swept = product(cells.RATES, cells.SWEPT_LAGS)
+        found += [
+            done(Cell("budget", row, lag, cells.SWEEP_SEED, rate), 1.0 if rate == 1 else 0.1)
+            for rate, lag in swept
+        ]
+        for seed, (lag, score) in product((0, 1), ((64, kept), (0, 1.0))):
+            found.append(done(Cell("budget", row, lag, seed, 1.0, 256), score))
+    table = tables.separation(tables.Results(found))
+    assert "| budget | 64 | 0.50 | grpo | 0.95 | 1 of 2 | yes |" in table
+
+
+def test_the_noise_floor_is_the_difference_of_cells_run_twice():
+    found = finished(first, lambda found: cells.repeated(found, "budget"))
+    words, floor = tables.noise(tables.Results(found))
+    assert floor == pytest.approx(0.02)
+    assert "9 cells" in words
+
+
+def test_results_are_read_back_from_lines_and_from_the_published_file(tmp_path):
+    cell = Cell("letters", "grpo", 4, 1, 0.25, 128, 1)
+    result = done(cell, scores={128: 0.25}, numbers={"ess": 0.5}, cosine=None)
+    lines = tmp_path / "out.jsonl"
+    lines.write_bytes(msgspec.json.encode(result) + b"\n")
+    assert known(lines) == [result]
+    assert known(tmp_path / "none") == tables.published(tmp_path / "none") == []
+    content = {"results": {"cells": [msgspec.to_builtins(result, str_keys=True)]}}
+    (tmp_path / "found.json").write_bytes(msgspec.json.encode(content))
+    assert tables.published(tmp_path / "found.json") == [result]
+    assert replace(cell, again=0) != result.cell == cell
+
+
+def test_all_rows_are_recipes_for_stale_tokens_or_ours_and_their_settings_are_accepted():
+    assert {"uncorrected", "grpo", *cells.OWN} <= set(cells.rows())
+    for row in cells.rows():
+        config = cells.config_of(Cell("budget", row, 4, 0, 1.0))
+        assert config.learner.forced_lag == 4
+        assert config.learner.optimizer.lr <= cells.RATE
