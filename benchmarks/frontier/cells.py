@@ -219,14 +219,17 @@ def chosen_rate(found: Iterable[Found], task: str, row: str) -> float | None:
     return max(RATES, key=lambda rate: sum(scores[rate, lag] for lag in SWEPT_LAGS))
 
 
-def first_stage(found: Sequence[Found], task: str, row: str) -> Iterator[Cell]:
-    """Yield the cells of a row's first stage: its sweep, then all seeds at the rate that the sweep has chosen."""
-    for rate, lag in product(RATES, SWEPT_LAGS):
+def first_stage(found: Sequence[Found], task: str, chosen: Sequence[str]) -> Iterator[Cell]:
+    """Yield the cells of the first stage: the sweeps of all rows, then seed by seed at the rates that they have chosen.
+
+    An early end leaves fewer seeds of all rows.
+    """
+    for row, rate, lag in product(chosen, RATES, SWEPT_LAGS):
         yield Cell(task, row, lag, SWEEP_SEED, rate)
-    chosen = chosen_rate(found, task, row)
-    if chosen is not None:
-        for seed, lag in product(FIRST_SEEDS, FIRST_LAGS):
-            yield Cell(task, row, lag, seed, chosen)
+    rates = {row: chosen_rate(found, task, row) for row in chosen}
+    for seed, row, lag in product(FIRST_SEEDS, chosen, FIRST_LAGS):
+        if (best := rates[row]) is not None:
+            yield Cell(task, row, lag, seed, best)
 
 
 def best_rows(found: Sequence[Found], task: str) -> list[str]:

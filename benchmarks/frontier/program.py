@@ -104,9 +104,8 @@ def plan_of(args: argparse.Namespace) -> Callable[[Sequence[Found]], Iterator[Ce
     def plan(found: Sequence[Found]) -> Iterator[Cell]:
         match args.stage:
             case "first":
-                yield from chain.from_iterable(
-                    cells.first_stage(found, task, row) for task in args.tasks for row in args.rows or rows()
-                )
+                for task in args.tasks:
+                    yield from cells.first_stage(found, task, args.rows or rows())
             case "second":
                 for task in args.tasks:
                     yield from cells.second_stage(found, task, args.rows or cells.best_rows(found, task))

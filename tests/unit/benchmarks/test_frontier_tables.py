@@ -32,7 +32,7 @@ def finished(*plans):
 
 
 def first(found):
-    return cells.first_stage(found, "budget", "uncorrected")
+    return cells.first_stage(found, "budget", ["uncorrected"])
 
 
 def test_a_row_is_swept_before_its_seeds_are_run_at_the_rate_that_is_best():
