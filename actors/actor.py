@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ import zmq
 from actors.config import ActorConfig
 from actors.environments import EnvironmentRunner, LiveSuite
 from actors.episode import Bounds, Episode
-from actors.errors import ActorError
+from actors.errors import ActorError, Orphaned
 from actors.generator_client import GeneratorPool
 from actors.play_requests import way_of_playing
 from actors.render import Renderer
@@ -36,8 +37,6 @@ log = logging.getLogger(__name__)
 JOIN_TIMEOUT_S = 60.0
 ACK_TIMEOUT_S = 5.0
 WATCH_S = 1.0
-BROKER_LOST_S = 600.0
-"""Longest silence of the broker. Then this process ends, because its supervisor may know a different one."""
 
 
 class Actor:
@@ -47,6 +46,7 @@ class Actor:
 
     Args:
         make: makes the suite. It is called at once, and again if code has blocked the environments' thread.
+        orphan_s: longest silence of the broker, in seconds.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Actor:
         *,
         in_step: bool = False,
         environments: EnvironmentRunner | None = None,
+        orphan_s: float = math.inf,
     ) -> None:
         self._config, self._run, self._renderer = config, run, renderer
         self._suite = LiveSuite(
@@ -74,7 +75,9 @@ class Actor:
         self._bounds = Bounds(config.segment_tokens, config.max_turns, config.env_timeout_s, in_step)
         self._pool = self._generators(name, config.generator_timeout_s, keys)
         self._stop = asyncio.Event()
-        self._fatal = ""
+        self._orphan_s = orphan_s
+        self._fatal = self._orphaned = ""
+        self._run_is_over = False
         # Looks at which environments were at work, or turns waited for a generator. Both have deadlines of their
         # own, so this counts as progress. Else the broker would take the tasks, and count the attempts as lost.
         self._looks_at_work = 0
@@ -114,11 +117,12 @@ class Actor:
         self._episodes.take_no_more()
         self._stop.set()
 
-    async def run(self) -> None:
-        """Serve until `stop` is called or the broker sends a Drain, then drain.
+    async def run(self) -> bool:
+        """Serve until `stop` is called or the broker sends a Drain, then drain. Return whether the run is over.
 
         Raises:
-            ActorError: the broker refuses this actor, serves a different run, or has been silent too long.
+            ActorError: the broker refuses this actor, or serves a different run.
+            Orphaned: the broker has been silent for too long, or has sent this actor away until later.
             LinkDown: no broker answers.
         """
         try:
@@ -133,18 +137,23 @@ class Actor:
             await self._link.close(self._fatal or "drained")
             self._pool.close()
             await self._suite.close()
+        if self._orphaned:
+            raise Orphaned(self._orphaned)
         if self._fatal:
             raise ActorError(self._fatal)
+        return self._run_is_over
 
     def _look_at_work(self) -> None:
         self._suite.look()
         self._looks_at_work += self._suite.environments.running > 0 or self._pool.waiting > 0
 
     def _give_up_lost_broker(self, now: float) -> None:
-        if (silent := self._link.session.silent_for(now)) > BROKER_LOST_S:
-            self._give_up(
-                f"the broker has not been heard for {silent:.0f} s; is it running, is the way to it open?"
+        if (silent := self._link.session.silent_for(now)) > self._orphan_s:
+            self._orphaned = (
+                f"the broker has not been heard for {silent:.0f} s (fleet.orphan_minutes); is it running, is the "
+                "way to it open?"
             )
+            self._give_up(self._orphaned)
 
     async def _wait_for_broker(self) -> None:
         joining = asyncio.create_task(self._link.joined(JOIN_TIMEOUT_S))
@@ -185,6 +194,8 @@ class Actor:
                 self._episodes.cancel(message.lease_id, message.reason)
             case Drain():
                 log.info("drain: %s", message.reason)
+                self._run_is_over = message.then == "over"
+                self._orphaned = message.reason if message.then == "resumed" else ""
                 self.stop()
             case Refused():
                 log.warning("broker refused (%s): %s", message.code, message.message)
@@ -259,7 +270,8 @@ def run_actor(
     special_in_messages: bool = False,
     in_step: bool = False,
     env_name: str = "",
-) -> None:
+    orphan_s: float = math.inf,
+) -> bool:
     """Run episodes until SIGTERM or a Drain message, then drain. Blocks until the actor has ended.
 
     Args:
@@ -274,10 +286,15 @@ def run_actor(
         special_in_messages: see `actors.render.Renderer`, `[model] special_tokens_in_messages` of the run file.
         in_step: run windows in lockstep, see `actors.episode.Bounds`.
         env_name: environment that tasks name, if its file lies elsewhere on this host; "": the name in ``env``.
+        orphan_s: longest silence of the broker, in seconds.
+
+    Returns:
+        Whether the run is over.
 
     Raises:
         EnvError: the environment cannot be used.
-        ActorError: the tokenizer cannot be used, or the broker refuses this actor or is lost.
+        ActorError: the tokenizer cannot be used, or the broker refuses this actor.
+        Orphaned: the broker is lost, or has sent this actor away until later.
         LinkDown: no broker answers.
     """
     # This handler works until the event loop installs its own.
@@ -291,7 +308,17 @@ def run_actor(
         return make_suite(env.name, env.params)
 
     begin = partial(
-        Actor, config, name, broker, env_name or env.name, run, make, renderer, keys, in_step=in_step
+        Actor,
+        config,
+        name,
+        broker,
+        env_name or env.name,
+        run,
+        make,
+        renderer,
+        keys,
+        in_step=in_step,
+        orphan_s=orphan_s,
     )
     log.info(
         "%s: joining the broker at %s, for up to %d episodes at a time",
@@ -299,14 +326,16 @@ def run_actor(
         broker,
         config.concurrent_episodes,
     )
-    asyncio.run(_serve(begin))
-    # The linger time lets the Goodbye leave.
-    zmq.Context.instance().destroy(linger=1_000)
+    try:
+        return asyncio.run(_serve(begin))
+    finally:
+        # The linger time lets the Goodbye leave.
+        zmq.Context.instance().destroy(linger=1_000)
 
 
-async def _serve(begin: Callable[[], Actor]) -> None:
+async def _serve(begin: Callable[[], Actor]) -> bool:
     actor = begin()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, actor.stop)
-    await actor.run()
+    return await actor.run()

@@ -22,6 +22,8 @@ GeneratorError
 ├── SourceFailed       this source of weights cannot be used now; a different one may work
 │   └── WrongBytes     a source sends bytes that do not match what was asked for
 └── Cancelled          a fetch stops because this process ends
+
+Orphaned               the run goes on later: broker or learner are gone, or the broker ends (another start helps)
 """
 
 from typing import ClassVar
@@ -113,3 +115,12 @@ class WrongBytes(SourceFailed):
 
 class Cancelled(GeneratorError):
     """A fetch stops because this process ends."""
+
+
+class Orphaned(Exception):
+    """An actor or generator leaves a run that goes on later: it has no broker, or no learner, or the broker ends.
+
+    ``again`` says that whoever started the process should start it again, see `launch.errors`.
+    """
+
+    again: ClassVar[bool] = True

@@ -1,6 +1,7 @@
-"""Settings of the broker and of its journal."""
+"""Settings of the broker, of its journal, and of the time that the processes of all hosts wait for each other."""
 
-from typing import Literal, Self
+import math
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -92,3 +93,24 @@ class BrokerConfig(Section):
     """Least time in seconds for which a generator with work may make no step of its engine. It is longer for a
     generator that reports that its steps take long. After that it is not offered to actors until it makes
     progress."""
+
+
+class FleetConfig(Section):
+    """`[fleet]`: how long the processes of all hosts wait for what is not there."""
+
+    orphan_minutes: float = Field(15.0, ge=0)
+    """Minutes without the broker, or without a learner, after which generators and actors end with code 75. 0: they
+    wait for ever."""
+    no_capacity_minutes: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
+    """Minutes for which the learner waits while tasks are there, but no generator serves or no actor runs. 0: for
+    ever. "auto": 0 where other hosts can join (`broker.endpoint` is not loopback, or a count is 0), else 5."""
+
+    @property
+    def orphan_s(self) -> float:
+        """Seconds without broker or learner after which generators and actors end; infinite for "never".
+
+        Example:
+            >>> FleetConfig().orphan_s, FleetConfig(orphan_minutes=0).orphan_s
+            (900.0, inf)
+        """
+        return self.orphan_minutes * 60 or math.inf

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
+from broker.core.fleet import FOR_EVER, Limits
 from broker.core.peers import Send
 from broker.core.records import (
     OUTCOMES,
@@ -432,6 +433,7 @@ class OutputCommit:
         max_policy_lag: int,
         folder: Path | None,
         accept_loss: bool = False,
+        limits: Limits = FOR_EVER,
     ) -> "OutputCommit":
         """Open the journal and recover the state from it. Without a ``folder`` the state is empty.
 
@@ -441,14 +443,22 @@ class OutputCommit:
         now, boot = time.monotonic(), format(time.time_ns(), "x")
         if folder is None:
             return cls(
-                Dispatcher(config, run=run, max_policy_lag=max_policy_lag, now=now, boot=boot), None, None
+                Dispatcher(config, run=run, max_policy_lag=max_policy_lag, now=now, boot=boot, limits=limits),
+                None,
+                None,
             )
         reopen = partial(Journal.open, folder, run=run, config=config.journal)
         bell = Bell()
         journal = reopen(accept_loss=accept_loss, on_durable=bell.ring)
         store = JournalStore(journal, config.journal.max_bytes)
         dispatcher = Dispatcher(
-            config, run=run, max_policy_lag=max_policy_lag, now=now, store=store, boot=boot
+            config,
+            run=run,
+            max_policy_lag=max_policy_lag,
+            now=now,
+            store=store,
+            boot=boot,
+            limits=limits,
         )
         output_commit = cls(dispatcher, journal, store)
         output_commit._reopen = reopen

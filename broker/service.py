@@ -23,6 +23,7 @@ import zmq
 from aiohttp import web
 
 from broker.config import BrokerConfig
+from broker.core.fleet import FOR_EVER, Limits
 from broker.core.peers import Send
 from broker.core.records import Ledger
 from broker.errors import BindRefused, BrokerError, JournalError, NameInUse, StateBroken, WrongKey
@@ -411,8 +412,9 @@ def serve(
     accept_loss: bool = False,
     keys: Path | None = None,
     http_keys: Path | None = None,
-) -> None:
-    """Serve until SIGTERM, then drain: peers get `broker.core.dispatch.DRAIN_S` seconds to say Goodbye.
+    limits: Limits = FOR_EVER,
+) -> bool:
+    """Serve until SIGTERM, or until a learner says that the run is over; then drain. Return whether the run is over.
 
     Args:
         journal: folder of the journal, from which the state is recovered. None: there is no journal, and the
@@ -420,6 +422,7 @@ def serve(
         accept_loss: start although the journal is damaged.
         keys: folder of the keys. None: nothing is encrypted, and the broker listens to this machine only.
         http_keys: folder of the keys for HTTP with TLS and a token. None: HTTP is open to this machine.
+        limits: how long it waits for peers.
 
     Raises:
         AddressRefused: other hosts can reach an address, and there are no keys.
@@ -433,8 +436,9 @@ def serve(
     host, port = split_address("broker.http", config.http, http_keys)
     allow_many_connections()
     try:
-        output_commit = OutputCommit.open(config, run, max_policy_lag, journal, accept_loss)
+        output_commit = OutputCommit.open(config, run, max_policy_lag, journal, accept_loss, limits)
         asyncio.run(Service(config, output_commit, keys, http_keys).run(host, port))
+        return output_commit.dispatcher.over
     finally:
         # The linger lets the last answers leave.
         zmq.Context.instance().destroy(linger=1_000)
@@ -456,7 +460,7 @@ class Service:
         self._broken: BrokerError | None = None
 
     async def run(self, host: str, port: int) -> None:
-        """Bind, serve until SIGTERM or SIGINT, then drain."""
+        """Bind, serve until SIGTERM, SIGINT or the end of the run, then drain."""
         loop = asyncio.get_running_loop()
         self._output_commit.bell.heard = partial(loop.call_soon_threadsafe, self._release)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -465,7 +469,7 @@ class Service:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 await self._bind_http(stack, host, port)
-                while not self._stop.is_set():
+                while not self._stop.is_set() and not self._dispatcher.over:
                     self._look_at_keys(time.monotonic())
                     self._act(self._output_commit.tick(time.monotonic()))
                     with contextlib.suppress(TimeoutError):
@@ -505,8 +509,9 @@ class Service:
         log.info("%s://%s:%d/status", scheme(self._http_keys), host, bound)
 
     async def _drain(self) -> None:
-        log.info("draining: %d peers are connected", len(self._dispatcher.state.peers))
-        self._act(self._output_commit.drain("the broker is ending", time.monotonic()))
+        reason = "the run is over" if self._dispatcher.over else "the broker is ending"
+        log.info("draining: %s, %d peers are connected", reason, len(self._dispatcher.state.peers))
+        self._act(self._output_commit.drain(reason, time.monotonic()))
         while not self._dispatcher.drained(time.monotonic()):
             self._act(self._output_commit.tick(time.monotonic()))
             await asyncio.sleep(TICK_S)

@@ -47,6 +47,18 @@ BROKER = table(
     ]
 )
 """Gauges of the broker; metrics show them as ``broker/name``."""
+FLEET = table(
+    [
+        Gauge(
+            "no_capacity_seconds",
+            "s",
+            "time in which tasks waited and no generator served, or no actor was there",
+            "total",
+        ),
+        Gauge("no_capacity_now_seconds", "s", "how long that has lasted now; 0 if it does not"),
+    ]
+)
+"""Gauges of all hosts together; metrics show them as ``fleet/name``."""
 
 
 Status = Mapping[str, Any]
@@ -80,6 +92,11 @@ def _faults(status: Status) -> Iterator[str]:
         yield f"actors wait for room on the disk: {why}"
     if waiting := journal.get("messages_waiting"):
         yield f"{waiting} messages wait for the journal to be written"
+    fleet = status.get("fleet", {})
+    if fleet.get("no_capacity_s", 0.0) > STILL_S:
+        queues = status.get("queues", {})
+        tasks = queues.get("tasks_queued", 0) + queues.get("tasks_leased", 0)
+        yield f"no capacity for {fleet['no_capacity_s']:.0f} s: {_count(tasks, 'task')} wait, {fleet['missing']}"
     if violation := status.get("ledger", {}).get("violation"):
         yield f"the ledger does not add up: {violation}"
 
@@ -226,6 +243,7 @@ def status(dispatcher: Dispatcher, now: float, **more: dict[str, Any]) -> dict[s
         "peers": [_peer(dispatcher, peer, now) for peer in state.peers],
         "generators_offered": [info.peer for info in dispatcher.generators.offered],
         "queues": _queues(state),
+        "fleet": {"no_capacity_s": round(state.capacity.spell_s, 3), "missing": state.capacity.missing},
         "episodes": dispatcher.actors.episodes.page(),
         "ledger": _ledger(state),
         "gauges": gauges_of(state),
@@ -345,7 +363,7 @@ class _Metrics(Collector):
 
 def _meaning(name: str) -> str:
     role, _, gauge = name.partition("/")
-    declared = (BROKER if role == "broker" else BY_ROLE.get(role, {})).get(gauge)
+    declared = {**BY_ROLE, "broker": BROKER, "fleet": FLEET}.get(role, {}).get(gauge)
     if declared is None:
         return "Declared nowhere: an environment's own, or a foreign peer's"
     return f"{declared.meaning} ({declared.unit})"

@@ -61,6 +61,7 @@ class Stuck(RuntimeError):
 
 
 DONE = 0
+"""A learner has done its work. As a note of another process: it has ended because the run is over."""
 FAILED = 1
 """Error that another start may not repeat, such as a lost connection. Python's own code for an exception."""
 COME_BACK = 75
@@ -76,11 +77,14 @@ def exit_code(error: BaseException) -> int:
     """Return the exit code of a role that ends because of ``error``, whose class says whether it is final.
 
     Example:
+        >>> from actors.errors import Orphaned
         >>> from launch.errors import ConfigError
-        >>> exit_code(ConfigError("x")), exit_code(OSError("y"))
-        (65, 1)
+        >>> exit_code(ConfigError("x")), exit_code(OSError("y")), exit_code(Orphaned("no learner"))
+        (65, 1, 75)
     """
-    return FINAL if getattr(error, "final", False) else FAILED
+    if getattr(error, "final", False):
+        return FINAL
+    return COME_BACK if getattr(error, "again", False) else FAILED
 
 
 def leave_note(folder: Path, name: str, code: int, reason: str = "") -> None:

@@ -280,7 +280,7 @@ class Roles:
         self._config, self._folder, self._model, self._journal = config, folder, model, journal
         self._loop, self._say = loop, say
         self._broker_at, self._generator_at = f"{DIRECT}broker", f"{DIRECT}generator-0"
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
         self._progress: asyncio.Task[None] | None = None
         self._tail, self._began, self._shown = MetricsTail(since=time.time()), time.perf_counter(), 0
         self._link: LoopLink | None = None
@@ -406,7 +406,7 @@ class Roles:
         task = self._tasks[name] = self._loop.create_task(work, name=name)
         task.add_done_callback(self._ended)
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
         """Let the learner raise the error that ended another role."""
         if not task.cancelled() and (error := task.exception()) is not None and self._link is not None:
             self._link.inbox.put(error if isinstance(error, Exception) else RuntimeError(repr(error)))

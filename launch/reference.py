@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from broker.status import BROKER
+from broker.status import BROKER, FLEET
 from envs.agent.session import GAUGES as AGENT
 from envs.gym.suite import GAUGES as GYMNASIUM
 from envs.remote.suite import GAUGES as REMOTE
@@ -192,6 +192,7 @@ SECTIONS: dict[str, tuple[str, Mapping[str, Gauge]]] = {
     "actor": ("actor/", ACTOR),
     "env": (ENV, {**ROWS, **TOOLS, **AGENT, **GYMNASIUM, **REMOTE, **SCORER}),
     "broker": ("broker/", BROKER),
+    "fleet": ("fleet/", FLEET),
     "evaluation": ("", EVALUATION),
     "evaluation_sets": ("", EVALUATION_SETS),
     "histograms": ("histogram/", HISTOGRAMS),

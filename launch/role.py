@@ -14,9 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from actors.errors import Orphaned
+from broker.core.fleet import Limits
 from broker.errors import BindRefused
 from launch import logs, run_folder
-from launch.errors import ConfigError, LaunchError, exit_code, leave_note
+from launch.errors import DONE, ConfigError, LaunchError, exit_code, leave_note
 from launch.run_file.sections import RunConfig
 from launch.run_folder import http_keys, prepare_keys
 from learner.errors import NothingToLearn
@@ -29,6 +31,8 @@ ROLES = ("broker", "learner", "generator", "actor", "weights", "judge", "model")
 
 SIGNAL_SKEW_S = 5.0
 """Time by which the actors of a host may get their signal to end later than its generators."""
+GOODBYE_S = 10.0
+"""Time that a drained generator may take to end its last requests and updates, and to say Goodbye."""
 
 
 def run(
@@ -41,8 +45,8 @@ def run(
     from_step: int | None = None,
     run_name: str = "",
     env_name: str = "",
-) -> None:
-    """Run one role until it ends.
+) -> bool:
+    """Run one role until it ends. Return whether it ended because the run is over.
 
     Args:
         run_name: name of the run as its broker has it; "": the name of ``folder``.
@@ -55,35 +59,43 @@ def run(
         key_pair(keys, principal(role).role, name or role)
     match role:
         case "broker":
-            broker(config, folder, keys)
+            return broker(config, folder, keys)
         case "model":
             model(config)
         case "learner":
             learner(config, folder, keys, resume=resume, from_step=from_step)
         case "generator":
-            generator(config, run_name or folder.name, keys, name=name or "generator-0")
+            return generator(config, run_name or folder.name, keys, name=name or "generator-0")
         case "weights":
             from launch.servers import serve_weights
 
-            serve_weights(config, folder, keys)
+            return serve_weights(config, folder, keys)
         case "judge":
             from launch.servers import serve_judge
 
             serve_judge(config, keys, _model)
         case "actor":
-            actor(config, run_name or folder.name, keys, name=name or "actor-0", env_name=env_name)
+            return actor(config, run_name or folder.name, keys, name=name or "actor-0", env_name=env_name)
+    return False
 
 
-def broker(config: RunConfig, folder: Path, keys: Path | None) -> None:
+def broker_limits(config: RunConfig) -> Limits:
+    """Return how long the broker waits for peers. Generators take longest to end, and say Goodbye after that."""
+    grace_s = config.actor.drain_timeout_s + SIGNAL_SKEW_S
+    return Limits(orphan_s=config.fleet.orphan_s, over_s=grace_s + GOODBYE_S)
+
+
+def broker(config: RunConfig, folder: Path, keys: Path | None) -> bool:
     from broker.service import serve
 
-    serve(
+    return serve(
         config.broker,
         run=folder.name,
         max_policy_lag=config.max_policy_lag,
         journal=folder / run_folder.JOURNAL,
         keys=keys,
         http_keys=http_keys(config, keys),
+        limits=broker_limits(config),
     )
 
 
@@ -124,6 +136,7 @@ def learner(
             seed=config.run.seed,
             keys=keys,
             weights_url=weights_url(config, keys),
+            no_capacity_s=config.no_capacity_s,
         )
         return
     run_learner(
@@ -145,16 +158,17 @@ def learner(
         tracked=TrackedRun(
             folder.name, folder, config.run.project, shown_config(config.model_dump(mode="json"))
         ),
+        no_capacity_s=config.no_capacity_s,
         # The float type of a server run by others is not known here.
         connect=connect,
         generator_dtype="bfloat16" if config.generator.backend == "http" else config.generator.dtype_used,
     )
 
 
-def generator(config: RunConfig, run_name: str, keys: Path | None, *, name: str) -> None:
+def generator(config: RunConfig, run_name: str, keys: Path | None, *, name: str) -> bool:
     from actors.generator.generator import serve_generator
 
-    serve_generator(
+    return serve_generator(
         config.generator,
         name=name,
         broker=config.broker.endpoint,
@@ -163,10 +177,11 @@ def generator(config: RunConfig, run_name: str, keys: Path | None, *, name: str)
         seed=config.run.seed,
         keys=keys,
         grace_s=config.actor.drain_timeout_s + SIGNAL_SKEW_S,
+        orphan_s=config.fleet.orphan_s,
     )
 
 
-def actor(config: RunConfig, run_name: str, keys: Path | None, *, name: str, env_name: str = "") -> None:
+def actor(config: RunConfig, run_name: str, keys: Path | None, *, name: str, env_name: str = "") -> bool:
     from actors.actor import run_actor
     from envs.registry import content_hash
     from launch.servers import actor_environment
@@ -178,7 +193,7 @@ def actor(config: RunConfig, run_name: str, keys: Path | None, *, name: str, env
             "env: a file of the environment has changed since the run was started, and other actors have read it as it "
             "was; put it back, or stop the run and go on with --resume --changed"
         )
-    run_actor(
+    return run_actor(
         config.actor,
         name=name,
         broker=config.broker.endpoint,
@@ -190,6 +205,7 @@ def actor(config: RunConfig, run_name: str, keys: Path | None, *, name: str, env
         special_in_messages=config.model.special_tokens_in_messages,
         in_step=config.windows_in_step,
         env_name=env_name,
+        orphan_s=config.fleet.orphan_s,
     )
 
 
@@ -224,7 +240,7 @@ def main() -> None:
         limited = config.run.model_copy(update={"max_minutes": args.minutes})
         config = config.model_copy(update={"run": limited})
     try:
-        run(
+        over = run(
             args.role,
             config,
             args.folder,
@@ -236,13 +252,16 @@ def main() -> None:
         )
     except Exception as error:
         exit_with_code(error, args.folder, args.name or args.role)
+    if over:
+        with contextlib.suppress(OSError):
+            leave_note(args.folder, args.name or args.role, DONE, "the run is over")
 
 
 def exit_with_code(error: Exception, folder: Path, name: str) -> NoReturn:
     """Exit with a code that says whether another start could help. Log a traceback if it may be needed."""
     code = exit_code(error)
     known = isinstance(
-        error, LaunchError | LinkDown | KeysUnusable | GpuUnusable | BindRefused | NothingToLearn
+        error, LaunchError | LinkDown | KeysUnusable | GpuUnusable | BindRefused | NothingToLearn | Orphaned
     )
     with contextlib.suppress(OSError):
         leave_note(folder, name, code, str(error) if known else f"{type(error).__name__}: {error}")

@@ -1,6 +1,8 @@
 """The processes that serve a run beside its four roles: the weights server, and the vLLM server of its own judge."""
 
 import asyncio
+import contextlib
+import json
 import logging
 import os
 import signal
@@ -12,9 +14,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 from envs.rows.judge import OWN_KEY, OWN_MODEL, OWN_URL
-from launch.errors import ConfigError
+from launch.errors import FINAL, ConfigError, read_note
 from launch.run_file.sections import JudgeSection, RunConfig
-from learner.run_files import SHARED_MEMORY, weights_folder
+from learner.run_files import RESULT, SHARED_MEMORY, weights_folder
 from protocol.security.addresses import split_address
 from protocol.security.http import read_tokens
 from protocol.weights.format import version_folder
@@ -23,6 +25,8 @@ from protocol.weights.server import WeightsServer, serving, url_for_others
 log = logging.getLogger(__name__)
 
 WEIGHTS = "weights"
+LEARNER = "learner"
+"""Name under which a learner leaves its notes."""
 
 
 def weights_url(config: RunConfig, keys: Path | None) -> str:
@@ -34,8 +38,46 @@ def weights_url(config: RunConfig, keys: Path | None) -> str:
     return url_for_others(own or host.strip("[]"), int(port), socket.gethostname(), keys)
 
 
-def serve_weights(config: RunConfig, folder: Path, keys: Path | None) -> None:
-    """Serve the learner's folder of versions, and the model, until SIGTERM or SIGINT.
+LOOK_S = 1.0
+
+
+class EndOfRun:
+    """Looks in the run folder whether the learner has ended the run since this object was made.
+
+    The weights server is no peer of the broker, and always on the learner's host. What an earlier learner has left does
+    not count.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._result, self._note = folder / RESULT, folder / f"{LEARNER}.exit"
+        self._folder, self._before = folder, self._seen()
+
+    def has_come(self) -> bool:
+        """Return whether the learner has said that the run is over, or has ended by an error that is final."""
+        seen = self._seen()
+        if seen[0] not in (None, self._before[0]):
+            with contextlib.suppress(OSError, ValueError):
+                if json.loads(self._result.read_text(encoding="utf-8")).get("run") == "over":
+                    return True
+        return seen[1] not in (None, self._before[1]) and read_note(self._folder, LEARNER) == FINAL
+
+    def _seen(self) -> list[tuple[int, int] | None]:
+        """Return what tells one result and one note of a learner from another; None for those that are not there."""
+        found: list[tuple[int, int] | None] = []
+        for path in (self._result, self._note):
+            try:
+                stat = path.stat()
+                found.append((stat.st_mtime_ns, stat.st_ino))
+            except OSError:
+                found.append(None)
+        return found
+
+
+def serve_weights(config: RunConfig, folder: Path, keys: Path | None) -> bool:
+    """Serve the learner's folder of versions, and the model, until SIGTERM, SIGINT or the end of the run.
+
+    Returns:
+        Whether the run is over.
 
     Raises:
         AddressRefused: other hosts could reach the address, and there is no token to ask for.
@@ -50,7 +92,7 @@ def serve_weights(config: RunConfig, folder: Path, keys: Path | None) -> None:
         keys,
         model=partial(_model_of_run, config),
     )
-    asyncio.run(_serve(server, host, port))
+    return asyncio.run(_serve(server, host, port, EndOfRun(folder)))
 
 
 def _model_of_run(config: RunConfig) -> Path | None:
@@ -63,13 +105,19 @@ def _model_of_run(config: RunConfig) -> Path | None:
         return None
 
 
-async def _serve(server: WeightsServer, host: str, port: int) -> None:
-    stop = asyncio.Event()
+async def _serve(server: WeightsServer, host: str, port: int, end: EndOfRun) -> bool:
+    stop, over = asyncio.Event(), False
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with serving(server, host, port) as at:
         log.info("versions are served at %s:%d", host, at)
-        await stop.wait()
+        while not (stop.is_set() or over):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), LOOK_S)
+            over = end.has_come()
+    if over:
+        log.info("ended: the run is over")
+    return over
 
 
 JUDGE = "judge"

@@ -15,12 +15,13 @@ from learner.errors import Stopped
 from learner.intake.evaluation import Evaluator, measure
 from learner.intake.session import BrokerSession
 from learner.metrics import Report
-from learner.process import SharedGpu, Stop, join, lead, leave
+from learner.process import SharedGpu, Stop, end_by_error, end_of_run, join, lead, leave
 from learner.publisher import Publisher
 from learner.run_files import CHECKPOINTS, PID_FILE, RESULT, find_start
 from learner.sample_log import SampleLog
 from learner.settings.learner import LearnerConfig
 from protocol.files import write_whole
+from protocol.messages.fields import RunEnd
 from protocol.processes import lock_of_environment
 from protocol.session import Progress
 
@@ -138,6 +139,7 @@ def run_evaluation(
     seed: int,
     keys: Path | None = None,
     weights_url: str = "",
+    no_capacity_s: float = 0.0,
 ) -> None:
     """Evaluate each set once, and write ``run_dir/result.json``. Blocks; SIGTERM ends it.
 
@@ -162,7 +164,15 @@ def run_evaluation(
     progress = _EvaluationProgress()
     link = join(config, broker, run, epoch=begin.epoch, progress=progress, stepped_back=True, keys=keys)
     curriculum = Curriculum(env_name, config, begin.epoch)
-    session = BrokerSession(link, curriculum, config, lockstep=False, stop_reason=stop.reason, broker=broker)
+    session = BrokerSession(
+        link,
+        curriculum,
+        config,
+        lockstep=False,
+        stop_reason=stop.reason,
+        broker=broker,
+        no_capacity_s=no_capacity_s,
+    )
     progress.session = session
     register = None if engine is None else engine.register
     publisher = Publisher(run, run_dir, epoch=begin.epoch, keep=2, url=weights_url, register=register)
@@ -202,6 +212,7 @@ def evaluate(
         started: value of ``time.monotonic()`` when this process began.
     """
     report, step, version = Report(run_dir), 0, 0
+    then: RunEnd = "resumed"
     try:
         if engine is not None:
             # A process that was started again publishes above what the former one published.
@@ -210,16 +221,21 @@ def evaluate(
             publisher.publish(version, engine.weights(), announce=session.announce)
             publisher.settle()
         ended_by, evaluations = evaluate_sets(config, session, report, step=step, version=version)
+        then = end_of_run(ended_by, session.drained)
         result = {
             "ended_by": ended_by,
+            "run": then,
             "steps": step,
             "wall_seconds": time.monotonic() - started,
             "evaluations": evaluations,
         }
         write_whole(run_dir / RESULT, json.dumps(result, indent=1))
+    except Exception as error:
+        then = end_by_error(error)
+        raise
     finally:
         publisher.stop()
-        session.close()
+        session.close(then)
         report.close()
         publisher.close()
 

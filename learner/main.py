@@ -12,7 +12,7 @@ from learner.curriculum import Curriculum
 from learner.intake.session import BrokerSession
 from learner.intake.waiting_families import waiting_families
 from learner.metrics import Report
-from learner.process import SharedGpu, Stop, join, lead, leave
+from learner.process import SharedGpu, Stop, end_by_error, end_of_run, join, lead, leave
 from learner.publisher import Publisher
 from learner.replay.batch import can_rescue
 from learner.replay.table import replay_table
@@ -26,6 +26,7 @@ from learner.trackers.sink import TrackedRun
 from learner.trainer import Trainer
 from learner.update.report import FloatType, limit_of
 from protocol.files import write_whole
+from protocol.messages.fields import RunEnd
 from protocol.processes import lock_of_environment
 from protocol.session import Progress
 from protocol.sockets import BlockingLink, ThreadLink
@@ -50,6 +51,7 @@ def run_learner(
     from_step: int | None = None,
     keys: Path | None = None,
     weights_url: str = "",
+    no_capacity_s: float = 0.0,
     generator_dtype: FloatType = "float32",
     trackers: Sequence[TrackerName] = ("tensorboard",),
     tracked: TrackedRun | None = None,
@@ -62,6 +64,7 @@ def run_learner(
         from_step: with ``resume``, go back to the checkpoint of this learner step.
         keys: folder of the keys; None: nothing is encrypted.
         weights_url: URL from which other hosts can fetch versions; empty: only this host can.
+        no_capacity_s: longest wait while no generator serves or no actor is there, in seconds.
         generator_dtype: float type in which generators compute, for the comparison of their log-probabilities.
         trackers: names of the trackers that get the report, see `learner.trackers`.
         tracked: how they show the run; None: by the name of its folder, without settings.
@@ -84,7 +87,14 @@ def run_learner(
     stop.limit(max_minutes)
     curriculum = Curriculum(env_name, config, begin.epoch, lineage=begin.lineage, seed=seed)
     session = BrokerSession(
-        link, curriculum, config, lockstep=lockstep, stop_reason=stop.reason, broker=broker, step=begin.step
+        link,
+        curriculum,
+        config,
+        lockstep=lockstep,
+        stop_reason=stop.reason,
+        broker=broker,
+        step=begin.step,
+        no_capacity_s=no_capacity_s,
     )
     publisher = Publisher(
         run, run_dir, epoch=begin.epoch, keep=config.keep_versions, url=weights_url, register=engine.register
@@ -161,29 +171,35 @@ def wire(
 
 def train(run: TrainingRun, publisher: Publisher, begin: Start) -> None:
     """Train from the starting point to the end, write the model and the result, and close everything."""
+    then: RunEnd = "resumed"
     failed = True
     try:
         run.start_from(begin)
         run.train(continues=begin.continues)
         run.checkpoints.write_last_model()
-        write_result(run)
+        then = end_of_run(run.ended_by, run.session.drained)
+        write_result(run, then)
         failed = False
+    except Exception as error:
+        then = end_by_error(error)
+        raise
     finally:
         # The announcement that is under way needs the session.
         publisher.stop()
-        run.session.close()
+        run.session.close(then)
         run.trainer.report.close(failed=failed)
         publisher.close()
     run.trainer.engine.close()
 
 
-def write_result(run: TrainingRun) -> None:
+def write_result(run: TrainingRun, then: RunEnd) -> None:
     """Write ``result.json``, the learner's part of the summary; docs/run/summary.md explains the fields."""
     trainer, totals, intake = run.trainer, run.trainer.totals, run.session.intake
     lags = {int(lag): count for lag, count in totals.lag_counts.items()}
     tokens = sum(lags.values())
     result: dict[str, Any] = {
         "ended_by": run.ended_by,
+        "run": then,
         "steps": trainer.step,
         "policy_version": trainer.version,
         "wall_seconds": run.checkpoints.wall_seconds,

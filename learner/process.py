@@ -19,7 +19,7 @@ from learner.errors import BrokerRefused, GpuKept, ModelUnusable
 from learner.intake.session import TIME_LIMIT
 from learner.settings.learner import LearnerConfig
 from protocol.errors import LinkDown, WeightsError
-from protocol.messages.fields import DeliveryUnit
+from protocol.messages.fields import DeliveryUnit, RunEnd
 from protocol.messages.peers import Hello
 from protocol.processes import GpuLock
 from protocol.session import Progress
@@ -53,8 +53,40 @@ class Stop:
     def reason(self) -> str:
         """Return why training should end, or ""."""
         if self._signalled:
-            return "SIGTERM"
+            return SIGNALLED
         return TIME_LIMIT if time.monotonic() > self._deadline else ""
+
+
+SIGNALLED = "SIGTERM"
+"""Why a run ended that a signal has ended."""
+
+
+def end_of_run(ended_by: str, drained: str) -> RunEnd:
+    """Return what becomes of a run whose learner ends without an error.
+
+    Args:
+        ended_by: why it ends.
+        drained: why the broker wanted it to end; "" if it did not.
+
+    Example:
+        >>> end_of_run("time limit", ""), end_of_run(SIGNALLED, ""), end_of_run("it ends", "it ends")
+        ('over', 'resumed', 'resumed')
+    """
+    return "resumed" if ended_by == SIGNALLED or drained else "over"
+
+
+def end_by_error(error: BaseException) -> RunEnd:
+    """Return what becomes of a run whose learner ends by an error: it is over if another start would only repeat it.
+
+    A learner that the broker refuses says nothing about the run: a newer one may have its place.
+
+    Example:
+        >>> from learner.errors import NoData
+        >>> end_by_error(NoData("nothing arrived")), end_by_error(OSError("no room"))
+        ('over', 'resumed')
+    """
+    final = getattr(error, "final", False) and not isinstance(error, BrokerRefused)
+    return "over" if final else "resumed"
 
 
 def leave() -> NoReturn:

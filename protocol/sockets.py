@@ -21,6 +21,7 @@ import zmq
 from protocol.codec import MAX_BODY_BYTES, AnyMessage, Buffer, Frames, enclose, encode, messages_in
 from protocol.direct import DirectConnection, is_direct
 from protocol.errors import LinkDown
+from protocol.messages.fields import RunEnd
 from protocol.messages.peers import Goodbye, Heartbeat, Hello, Refused, Welcome
 from protocol.security.client import HANDSHAKE_MS, ClientKeys, HandshakeWatch, unguessable_id
 from protocol.security.keys import KeyRole
@@ -367,11 +368,12 @@ class AsyncLink:
         if self._failure:
             raise LinkDown(self._failure)
 
-    async def close(self, reason: str = "") -> None:
+    async def close(self, reason: str = "", then: RunEnd = "") -> None:
+        """Say Goodbye, with the reason and what becomes of the run, and close the connection."""
         self._ticker.cancel()
         # If too many messages wait, the Goodbye is left out; the broker will find out by the silence.
         with contextlib.suppress(LinkDown):
-            self.send(Goodbye(reason=reason))
+            self.send(Goodbye(reason=reason, then=then))
         self._socket.close()
 
     def _received(self, frames: list[bytes]) -> None:
@@ -470,8 +472,9 @@ class ThreadLink:
         """Wait while messages may arrive."""
         time.sleep(seconds)
 
-    def close(self, reason: str = "") -> None:
-        self.send(Goodbye(reason=reason))
+    def close(self, reason: str = "", then: RunEnd = "") -> None:
+        """Say Goodbye, with the reason and what becomes of the run, and end the thread."""
+        self.send(Goodbye(reason=reason, then=then))
         self._stop.set()
         self._wake()
         self._thread.join()
@@ -645,8 +648,9 @@ class LoopLink:
         """Let the loop run for a while."""
         self._loop.run_until_complete(asyncio.sleep(seconds))
 
-    def close(self, reason: str = "") -> None:
-        self._loop.run_until_complete(self._link.close(reason))
+    def close(self, reason: str = "", then: RunEnd = "") -> None:
+        """Say Goodbye, with the reason and what becomes of the run, and close the connection."""
+        self._loop.run_until_complete(self._link.close(reason, then))
 
     def _send_if_joined(self, frames: Frames, join: int | None) -> None:
         if join is None or (self.session.joined and join == self.session.joins):

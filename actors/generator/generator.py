@@ -18,7 +18,7 @@ from pathlib import Path
 import zmq
 
 from actors.config import GeneratorConfig
-from actors.errors import GeneratorFailed
+from actors.errors import GeneratorFailed, Orphaned
 from actors.generator.engine import ModelFacts, SamplingEngine, hold_together, read_model_facts, sleeping
 from actors.generator.serving import Listener, Serving, endpoint_for_actors
 from actors.generator.weights.cache import Cache, cache_folder
@@ -111,8 +111,6 @@ class Pace:
 TICK_S = 0.1
 JOIN_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 5.0
-BROKER_LOST_S = 600.0
-"""Longest silence of the broker. Then this process ends, because its supervisor may know a different one."""
 
 
 class Generator:
@@ -129,15 +127,17 @@ class Generator:
         run: str,
         keys: Path | None = None,
         grace_s: float = 0.0,
+        orphan_s: float = math.inf,
         weights_url: str = "",
     ) -> None:
         self._engine, self._config = engine, config
         self._name, self._run, self._keys = name, run, keys
         self._weights_url = weights_url
         self._stop = asyncio.Event()
-        self._grace_s, self._leave_by = grace_s, math.inf
+        self._grace_s, self._leave_by, self._orphan_s = grace_s, math.inf, orphan_s
         self._actors: Listener | None = None
-        self._failure = ""
+        self._failure = self._orphaned = ""
+        self._run_is_over = False
         self._serving = Serving(engine, config, facts, on_failure=self._fail)
         self._updater = WeightUpdater(
             engine,
@@ -151,11 +151,12 @@ class Generator:
         self._pace = Pace(time.monotonic(), config.stall_timeout_s, engine.full_step_s)
         self._link: AsyncLink | None = None
 
-    async def serve(self, broker: str) -> None:
-        """Bind, join, and serve until a signal, a Drain message or a failure.
+    async def serve(self, broker: str) -> bool:
+        """Bind, join, and serve until a signal, a Drain message or a failure. Return whether the run is over.
 
         Raises:
-            GeneratorFailed: the engine or the broker is lost, or the broker refuses this generator.
+            GeneratorFailed: the engine is lost, or the broker refuses this generator.
+            Orphaned: the broker is lost, or has sent this generator away until later.
             LinkDown: no broker answered within `JOIN_TIMEOUT_S`.
         """
         loop = asyncio.get_running_loop()
@@ -188,8 +189,11 @@ class Generator:
             await link.close(self._failure or "drained")
             actors.close()
             await asyncio.wait({updates}, timeout=DRAIN_TIMEOUT_S)
+        if self._orphaned:
+            raise Orphaned(self._orphaned)
         if self._failure:
             raise GeneratorFailed(f"{self._name}: {self._failure}")
+        return self._run_is_over
 
     def progress(self) -> Progress:
         """Return what the next heartbeat reports: gauges since the last call, so it is called once for each.
@@ -246,6 +250,8 @@ class Generator:
             case ActorKeys() if self._actors is not None:
                 self._actors.admit(message.public_keys)
             case Drain():
+                self._run_is_over = message.then == "over"
+                self._orphaned = message.reason if message.then == "resumed" else ""
                 self._drain(message.reason or "asked by the broker")
             case Refused() if message.fatal:
                 self._fail(f"refused by the broker: {message.message}")
@@ -278,10 +284,12 @@ class Generator:
                 self._stop.set()
         if why := self._engine.health():
             self._fail(why)
-        if self._link and (silent := self._link.session.silent_for(now)) > BROKER_LOST_S:
-            self._fail(
-                f"the broker has not been heard for {silent:.0f} s; is it running, is the way to it open?"
+        if self._link and (silent := self._link.session.silent_for(now)) > self._orphan_s:
+            self._orphaned = (
+                f"the broker has not been heard for {silent:.0f} s (fleet.orphan_minutes); is it running, is the "
+                "way to it open?"
             )
+            self._fail(self._orphaned)
         self._serving.expire(now)
         self._serving.keep_alive(now)
         self._watch_steps(now)
@@ -350,7 +358,8 @@ def serve_generator(
     seed: int,
     keys: Path | None = None,
     grace_s: float = 0.0,
-) -> None:
+    orphan_s: float = math.inf,
+) -> bool:
     """Serve until SIGTERM, or until the broker sends Drain. Then drain: serve the episodes that need it.
 
     Args:
@@ -359,12 +368,17 @@ def serve_generator(
         model: Hugging Face model folder. Its weights are policy version 0.
         keys: folder of the keys. None means that nothing is encrypted, and only this host can connect.
         grace_s: longest time to drain, in seconds.
+        orphan_s: longest silence of the broker, in seconds.
+
+    Returns:
+        Whether the run is over.
 
     Raises:
         AddressRefused: other hosts can reach ``config.endpoint``, but nothing is encrypted.
         OSError: the address cannot be bound, for example because it is taken.
         KeysUnusable: the folder lacks keys of a generator.
-        GeneratorFailed: the engine or the broker is lost; start the process again.
+        GeneratorFailed: the engine is lost; start the process again.
+        Orphaned: the broker is lost, or has sent this generator away until later.
         LinkDown: no broker answered.
     """
     check_endpoint("generator.endpoint", config.endpoint, keys)
@@ -372,9 +386,17 @@ def serve_generator(
     # Until the event loop installs its own handler, there is nothing to clean up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        asyncio.run(
+        return asyncio.run(
             serve_on_loop(
-                config, name=name, broker=broker, model=model, run=run, seed=seed, keys=keys, grace_s=grace_s
+                config,
+                name=name,
+                broker=broker,
+                model=model,
+                run=run,
+                seed=seed,
+                keys=keys,
+                grace_s=grace_s,
+                orphan_s=orphan_s,
             )
         )
     finally:
@@ -392,8 +414,9 @@ async def serve_on_loop(
     seed: int,
     keys: Path | None = None,
     grace_s: float = 0.0,
+    orphan_s: float = math.inf,
     engine: AbstractAsyncContextManager[SamplingEngine] | None = None,
-) -> None:
+) -> bool:
     """Serve on the running event loop, like `serve_generator`.
 
     Args:
@@ -425,9 +448,10 @@ async def serve_on_loop(
                     run=run,
                     keys=keys,
                     grace_s=grace_s,
+                    orphan_s=orphan_s,
                     weights_url=weights_url,
                 )
-                await generator.serve(broker)
+                return await generator.serve(broker)
         finally:
             stage.close()
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from broker.config import BrokerConfig
 from broker.core.actors import ActorSide, GeneratorSide, WeightsAnnouncer
+from broker.core.fleet import FOR_EVER, Limits
 from broker.core.learner import LearnerSide
 from broker.core.peers import Peer, Send
 from broker.core.records import GroupClosed, MemoryStore, SegmentStore
@@ -42,6 +43,8 @@ from protocol.session import MISSED_BEATS
 STATS_S = 1.0
 SWEEP_S = 0.2
 DRAIN_S = 5.0
+"""Longest time that peers get to say Goodbye when the broker ends and the run goes on later."""
+
 SENDERS: dict[type, str] = {
     PutTasks: "learner",
     DeliveryCredit: "learner",
@@ -62,6 +65,7 @@ class Dispatcher:
         max_policy_lag: a unit whose freshest token is older than this, in versions, is not delivered.
         now: monotonic seconds; never compared with another host's.
         boot: part of the lease ids; it must differ with each start of the process.
+        limits: how long it waits for peers.
 
     Example:
         >>> state = Dispatcher(BrokerConfig(), run="r", max_policy_lag=4, now=0.0)
@@ -81,15 +85,20 @@ class Dispatcher:
         now: float,
         store: SegmentStore | None = None,
         boot: str = "",
+        limits: Limits = FOR_EVER,
     ) -> None:
-        self.config, self.run = config, run
+        self.config, self.run, self._limits = config, run, limits
         self.state = BrokerState(config, MemoryStore() if store is None else store, max_policy_lag, boot)
         self.actors = ActorSide(self.state)
         announcer = WeightsAnnouncer(self.state)
         self.learners = LearnerSide(self.state, announcer)
         self.generators = GeneratorSide(self.state, announcer)
+        self.over = False
+        """True once a learner has said that the run is over. The process around this drains then."""
         self._draining_since: float | None = None
-        self._swept = self._stats_sent = now
+        self._reason = ""
+        """Why the peers are asked to end."""
+        self._swept = self._stats_sent = self._had_learner = now
 
     # --- entry points -------------------------------------------------------------------------------------
 
@@ -161,16 +170,25 @@ class Dispatcher:
 
     def drain(self, reason: str, now: float) -> list[Send]:
         """Ask every peer to finish; return the actions. From now on nothing is leased or delivered."""
-        self._draining_since = now
+        self._draining_since, self._reason = now, reason
         for peer in self.state.peers:
-            self.state.outbox.send(peer.name, Drain(reason=reason))
+            self._ask_to_leave(peer, reason, over=self.over)
         return self.follow(now)
 
     def drained(self, now: float) -> bool:
-        """Return whether the process may end: all peers have said Goodbye, or `DRAIN_S` has passed."""
+        """Return whether the process may end: all peers have said Goodbye, or their time is over.
+
+        They have `DRAIN_S`, or `Limits.over_s` if the run is over.
+        """
         if self._draining_since is None:
             return False
-        return len(self.state.peers) == 0 or now - self._draining_since > DRAIN_S
+        longest_s = self._limits.over_s if self.over else DRAIN_S
+        return len(self.state.peers) == 0 or now - self._draining_since > longest_s
+
+    def _ask_to_leave(self, peer: Peer, reason: str, *, over: bool) -> None:
+        """Ask a peer to end. If the run is not over, it is to tell its supervisor that another start makes sense."""
+        peer.asked_to_leave = True
+        self.state.outbox.send(peer.name, Drain(reason=reason, then="over" if over else "resumed"))
 
     # --- joining and leaving ------------------------------------------------------------------------------
 
@@ -196,7 +214,7 @@ class Dispatcher:
         else:
             self.learners.welcome(peer)
         if self._draining_since is not None:
-            self.state.outbox.send(name, Drain(reason="the broker is ending"))
+            self._ask_to_leave(peer, self._reason, over=self.over)
 
     def objection(self, name: str, hello: Hello) -> Refused | None:
         """Return the refusal that the peer ``name`` would get for this Hello, or None. Changes nothing."""
@@ -249,6 +267,7 @@ class Dispatcher:
                 if peer.role == "generator":
                     self.generators.beat(peer, now)
             case Goodbye():
+                self.over |= message.then == "over" and peer is self.learners.learner
                 self._lose(peer, now, fault=False)
             case PutTasks():
                 if why := why_tasks_invalid(message.tasks, frames):
@@ -276,9 +295,32 @@ class Dispatcher:
                 self._lose(peer, now, fault=True)
             elif peer.role == "generator":
                 self.generators.look_at(peer, now)
+        self._send_orphans_away(now)
+        tasks = self.state.tasks
+        self.state.capacity.look(
+            tasks=tasks.queued + tasks.leased,
+            generators=len(self.generators.offered),
+            actors=len(self.state.peers.of("actor")),
+            now=now,
+        )
         self.actors.sweep(elapsed, now, trickle=self.learners.starving(now))
         if self.state.full():
             self.state.assembly.postpone(elapsed)
         for group_id in self.state.assembly.overdue(now):
             self.state.record(GroupClosed(group_id=group_id), now)
         self.learners.sweep(now)
+
+    def _send_orphans_away(self, now: float) -> None:
+        """Ask the peers to end that have waited for a learner for too long."""
+        if self.learners.learner is not None:
+            self._had_learner = now
+        if now - self._had_learner <= self._limits.orphan_s or self._draining_since is not None:
+            return
+        for peer in self.state.peers:
+            without_s = now - max(self._had_learner, peer.joined)
+            if without_s > self._limits.orphan_s and not peer.asked_to_leave:
+                why = (
+                    f"no learner has been there for {without_s / 60:.0f} minutes (fleet.orphan_minutes); start this "
+                    "process again when one is"
+                )
+                self._ask_to_leave(peer, why, over=False)

@@ -41,6 +41,8 @@ class Peer:
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     task_credit: int = 0
     delivery_credit: int = 0
+    asked_to_leave: bool = False
+    """True once this process was asked to end."""
     place: int = 0
     """Number of an actor among the connected actors, see `protocol.messages.peers.Welcome`."""
 

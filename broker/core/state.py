@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from broker.config import BrokerConfig
+from broker.core.fleet import Capacity
 from broker.core.peers import BrokerOutbox, Peers
 from broker.core.records import (
     AnyEvent,
@@ -51,6 +52,7 @@ class BrokerState:
         self.store = store
         self.ledger = Ledger()
         self.peers = Peers()
+        self.capacity = Capacity()
         self.flow = SegmentFlow(config)
         self.tasks = TaskQueue(
             self.ledger,
@@ -283,6 +285,7 @@ def gauges_of(state: BrokerState) -> dict[str, float]:
     """Return the broker's gauges, and the merged gauges of generators and actors."""
     return {
         **state.peers.gauges(),
+        **state.capacity.gauges(),
         "broker/queue_depth_segments": float(len(state.store)),
         "broker/queued_bytes": float(state.store.nbytes),
         "broker/tasks_queued": float(state.tasks.queued),

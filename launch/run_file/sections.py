@@ -1,5 +1,6 @@
 """The run file's sections: one for each role, and sections that all roles share."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -7,16 +8,19 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from actors.config import ActorConfig, GeneratorConfig
-from broker.config import BrokerConfig
+from broker.config import BrokerConfig, FleetConfig
 from envs.registry import EnvConfig
 from learner.settings.learner import LearnerConfig
 from learner.settings.trackers import DEFAULT_TRACKERS, TrackerName
 from protocol.section import Section
+from protocol.security.addresses import is_loopback
 
 ADAPTERS_LR = 2e-5
 """Learning rate of adapters, where the run file has none."""
 TINY_LR = 3e-4
 """Learning rate of a tiny model that is made here, where the run file has none."""
+NO_CAPACITY_MINUTES = 5.0
+"""Minutes that the learner waits without generators or actors, where no other host can join."""
 
 
 class RunSection(Section):
@@ -209,6 +213,7 @@ class RunConfig(Section):
     weights: WeightsSection = WeightsSection()
     judge: JudgeSection | None = None
     supervisor: SupervisorSection = SupervisorSection()
+    fleet: FleetConfig = FleetConfig()
     security: SecurityConfig = SecurityConfig()
 
     @model_validator(mode="before")
@@ -223,6 +228,23 @@ class RunConfig(Section):
         """Whether all models are on this host or are made here, so that no hub is asked for one."""
         judge = self.judge.model if self.judge else ""
         return self.model.local and (not judge or Path(judge).exists())
+
+    @property
+    def no_capacity_s(self) -> float:
+        """Seconds for which the learner waits without generators or actors; infinite for "for ever"."""
+        minutes = self.fleet.no_capacity_minutes
+        if minutes == "auto":
+            here = self.no_other_hosts and self.actor.count and self.generator.count
+            minutes = NO_CAPACITY_MINUTES if here else 0.0
+        return minutes * 60 or math.inf
+
+    @property
+    def no_other_hosts(self) -> bool:
+        """Whether no process of another host can reach the broker."""
+        endpoint = self.broker.endpoint
+        return not endpoint.startswith("tcp://") or is_loopback(
+            endpoint.removeprefix("tcp://").rpartition(":")[0]
+        )
 
     @property
     def max_policy_lag(self) -> int:

@@ -25,7 +25,8 @@ from protocol.files import write_whole
 
 OTHERS_STOP_S = 30.0
 """Longest time that a role other than the learner may take to end, without an actor's episodes."""
-FIRST_TO_STOP = (LEARNER, ACTOR, "generator")
+GENERATOR = "generator"
+FIRST_TO_STOP = (LEARNER, ACTOR, GENERATOR)
 """Roles in the order in which they stop. All other roles follow, the broker last."""
 
 
@@ -196,8 +197,15 @@ class Crew:
             return False
         return learner.child.process.returncode == errors.DONE or (self._folder / RESULT).exists()
 
+    def over(self) -> bool:
+        """Return whether a process of the crew has ended because the broker said that the run is over."""
+        return any(post.child is not None and self._ended_with_the_run(post) for post in self.posts)
+
+    def _ended_with_the_run(self, post: Post) -> bool:
+        return not post.running and errors.read_note(self._folder, post.name) == errors.DONE
+
     def revive(self, now: float) -> None:
-        """Restart processes that have ended, each after its delay.
+        """Restart processes that have ended, each after its delay; not those that ended because the run is over.
 
         Raises:
             RoleFailed: a process ended with an error that another start would repeat, or too often in a row.
@@ -207,7 +215,7 @@ class Crew:
         for post in self.posts:
             if post.child is None or post.running or (post.name == LEARNER and self.finished()):
                 continue
-            if self.rests(post):
+            if self.rests(post) or self._ended_with_the_run(post):
                 self._watchdog.ended(post.name)
                 continue
             if post.due is None:
@@ -301,8 +309,9 @@ class Crew:
         stubborn: list[str] = []
         for role in stop_order(self.names):
             children = [p.child for p in self.posts if role_of(p.name) == role and p.child is not None]
-            # An actor lets its episodes end first.
-            others_s = OTHERS_STOP_S + (self._config.actor.drain_timeout_s if role == ACTOR else 0.0)
+            # An actor lets its episodes end first, and a broker and generators those of other hosts.
+            drains = role in (ACTOR, GENERATOR, BROKER)
+            others_s = OTHERS_STOP_S + (self._config.actor.drain_timeout_s if drains else 0.0)
             patience_s = self.learner_time.stop_s if role == LEARNER else others_s
             stubborn += stop(children, patience_s=patience_s, late=partial(self._note_late, patience_s))
         self._clean_up()

@@ -25,6 +25,7 @@ from protocol.messages.episodes import (
     PutTasks,
     Task,
 )
+from protocol.messages.fields import RunEnd
 from protocol.messages.peers import Drain, PublishWeights, Refused
 from protocol.sockets import BlockingLink
 
@@ -107,6 +108,8 @@ HELD_TIMEOUT_S = 180.0
 CONFIRM_TIMEOUT_S = 15.0
 CREDIT_UNITS = 64
 """Units that the broker may deliver in advance."""
+NO_CAPACITY = "fleet/no_capacity_now_seconds"
+"""The broker's gauge of how long tasks have waited without generators or actors."""
 FATAL_CODES = ("queue_full", "bad_task", "malformed", "limit", "version")
 """Refusals of a message that the learner would otherwise wait for without end."""
 
@@ -126,6 +129,8 @@ class BrokerSession:
         stop_reason: returns why the run was asked to end, or "".
         broker: address of the broker, for error messages.
         step: learner step of the checkpoint that this process continues.
+        no_capacity_s: longest wait while no generator serves or no actor is there, in seconds. It counts where it is
+            longer than the wait for data.
     """
 
     def __init__(
@@ -138,7 +143,9 @@ class BrokerSession:
         stop_reason: Callable[[], str],
         broker: str = "",
         step: int = 0,
+        no_capacity_s: float = 0.0,
     ) -> None:
+        self._no_capacity_s = no_capacity_s
         self._link, self._config, self.lockstep, self._stop_reason = link, config, lockstep, stop_reason
         self._broker = f"the broker at {broker}" if broker else "the broker"
         self.curriculum = curriculum
@@ -284,9 +291,9 @@ class BrokerSession:
                     return
                 self.receive_messages(POLL_S)
 
-    def close(self) -> None:
-        """Tell the broker that the learner is done, and close the connection."""
-        self._link.close("done")
+    def close(self, then: RunEnd = "resumed") -> None:
+        """Tell the broker that the learner leaves, and what becomes of the run; then close the connection."""
+        self._link.close("done" if then == "over" else "the run will be resumed", then)
 
     @property
     def in_step(self) -> bool:
@@ -512,6 +519,14 @@ class BrokerSession:
                 heard += time.monotonic() - looked
                 if self.receive_messages(POLL_S):
                     heard, self._patience_s = time.monotonic(), self._config.data_timeout_s
+                elif (lacking_s := self._no_capacity_now_s) > 0:
+                    if lacking_s > max(self._no_capacity_s, self._patience_s):
+                        raise NoData(
+                            f"for {lacking_s:g} s no generator has served, or no actor was there "
+                            f"(fleet.no_capacity_minutes): {missing()}; {self._where_to_look()}"
+                        )
+                    # Nobody could have sent anything, so this is no silence.
+                    heard = time.monotonic()
                 elif time.monotonic() - heard > self._patience_s:
                     raise NoData(
                         f"nothing arrived for {self._patience_s:g} s: {missing()}; {self._where_to_look()}"
@@ -519,6 +534,11 @@ class BrokerSession:
         finally:
             self.waiting = False
             self._units_wanted = 0
+
+    @property
+    def _no_capacity_now_s(self) -> float:
+        """Seconds for which tasks have waited without generators or actors, as the broker says; 0 if it is silent."""
+        return self.intake.gauges.get(NO_CAPACITY, 0.0) if self._link.session.joined else 0.0
 
     def end_reason(self) -> str:
         """Return why the run was asked to end, by the broker or on this host, or ""."""

@@ -9,6 +9,8 @@ Purpose = Literal["train", "eval"]
 TrajectoryStatus = Literal["unfinished", "finished", "truncated", "failed"]
 KvPolicy = Literal["recomputed", "kept"]
 DeliveryUnit = Literal["group", "trajectory", "segment"]
+RunEnd = Literal["", "over", "resumed"]
+"""What becomes of a run when a process of it ends; "" if that is not said."""
 
 MAX_NAME, MAX_ID, MAX_ADDRESS, MAX_PATH, MAX_TEXT, MAX_ROOT = 256, 512, 512, 4_096, 16_384, 64
 MAX_PUBLIC_KEY = 40

@@ -26,6 +26,7 @@ from protocol.messages.fields import (
     PublicKey,
     Role,
     Root,
+    RunEnd,
     Seed,
     Version,
 )
@@ -169,6 +170,12 @@ class Drain(Message, tag="drain", frozen=True):
 
     reason: Prose = ""
     """Written by the broker; actors and generators log it, and the learner reports it as why it ended."""
+    then: RunEnd = ""
+    """Written by the broker: what becomes of the run; since 4.5.
+
+    An actor or generator ends with code 0 if the run is "over", or if nothing is said: it is not wanted any more. It
+    ends with code 75 if the run is "resumed", so that whoever started it starts it again.
+    """
 
 
 class Goodbye(Message, tag="goodbye", frozen=True):
@@ -176,6 +183,11 @@ class Goodbye(Message, tag="goodbye", frozen=True):
 
     reason: Prose = ""
     """Written by the peer. For programs of others; nothing in Offbeat reads it."""
+    then: RunEnd = ""
+    """Written by the learner: what becomes of the run; since 4.5.
+
+    If it is "over", the broker asks all peers to end, and ends with them. If it will be "resumed", they wait.
+    """
 
 
 class GeneratorInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -32,7 +32,7 @@ NO_TIMEOUT = {"asyncio.gather", "asyncio.to_thread", "run_in_executor", "fcntl.f
 ALLOWED = {
     ("actors/uplink.py", "self._room.wait()"): (
         "back-pressure: an episode waits until the broker takes more segments; who stands in the way (learner, disk) "
-        "has a deadline of its own, a broker that is gone has BROKER_LOST_S, and a drain gives episodes up"
+        "has a deadline of its own, a broker that is gone has fleet.orphan_minutes, and a drain gives episodes up"
     ),
     ("actors/actor.py", "asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)"): (
         "joining has JOIN_TIMEOUT_S"

@@ -13,6 +13,7 @@ from actors.generator.engine import AlwaysAwake, ModelFacts
 from actors.generator.generator import Generator, serve_generator
 from actors.generator.weights.staging import Announced
 from protocol.errors import AddressRefused
+from protocol.messages.peers import Drain
 from protocol.weights.format import Manifest
 
 
@@ -142,15 +143,33 @@ def test_a_generator_that_hears_no_broker_for_long_ends():
             welcome = None
 
             def silent_for(self, now):
-                return 601.0
+                return 901.0
 
         session = Session()
 
     async def main():
+        patient = generator()
+        patient._link = Link()
+        patient._tick()
+        assert not patient._failure, "without a limit it waits for ever"
         lonely = generator()
-        lonely._link = Link()
+        lonely._link, lonely._orphan_s = Link(), 900.0
         lonely._tick()
-        assert "the broker has not been heard for 601 s" in lonely._failure
+        assert lonely._stop.is_set()
+        assert "the broker has not been heard for 901 s (fleet.orphan_minutes)" in lonely._orphaned
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("then", "over", "orphaned"),
+    [("over", True, ""), ("resumed", False, "no learner"), ("", False, "")],
+)
+def test_a_drain_says_whether_another_start_makes_sense(then, over, orphaned):
+    async def main():
+        leaving = generator()
+        leaving._from_broker(Drain(reason="no learner", then=then), [])
+        assert (leaving._run_is_over, leaving._orphaned) == (over, orphaned)
 
     asyncio.run(main())
 

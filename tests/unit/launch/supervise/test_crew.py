@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch import processes
-from launch.errors import RoleFailed, leave_note
+from launch.errors import DONE, RoleFailed, leave_note
 from launch.processes import Child, role_environment, tail
 from launch.run_file.load import check
 from launch.supervise import crew as crew_module
@@ -120,6 +120,30 @@ def test_a_state_that_cannot_be_written_is_written_later(crew, notes):
     crew.revive(2.0)
     assert state(crew)["learner"]["pid"] == 2
     assert len(notes) == 1
+
+
+def test_what_ended_with_the_run_is_not_started_again(crew, notes, spawned):
+    crew._folder.mkdir()
+    crew.start(["broker", "generator-0", "actor-0"], resume=False)
+    assert not crew.over()
+    for child, code, note in zip(spawned.children, (DONE, DONE, 1), (DONE, None, None), strict=True):
+        child.process.returncode = code
+        if note is not None:
+            leave_note(crew._folder, child.name, note, "the run is over")
+    crew.revive(10.0)
+    # A process that ends with code 0 for another reason, such as a signal of a person, comes back.
+    assert [child.name for child in spawned.children[3:]] == ["generator-0", "actor-0"]
+    assert crew.over()
+
+
+def test_the_end_of_a_former_process_does_not_count(crew, spawned):
+    crew._folder.mkdir()
+    leave_note(crew._folder, "generator-0", DONE, "the run is over")
+    crew.start(["generator-0"], resume=False)
+    spawned.children[0].process.returncode = 1
+    crew.revive(10.0)
+    assert crew.running("generator-0")
+    assert not crew.over()
 
 
 def test_a_process_that_cannot_be_started_is_started_later(crew, notes, spawned):

@@ -1,5 +1,6 @@
 """Test what the learner sends to the broker, and when, on a scripted link."""
 
+import math
 import queue
 import time
 
@@ -8,7 +9,7 @@ import pytest
 from learner.curriculum import SOLVED, Curriculum, SignalWatch
 from learner.errors import NoData, NothingToLearn, Stopped
 from learner.intake import session as module
-from learner.intake.session import BrokerSession
+from learner.intake.session import NO_CAPACITY, BrokerSession
 from learner.settings.learner import EvaluationConfig, LearnerConfig
 from protocol.messages.episodes import (
     Checkpointed,
@@ -20,7 +21,7 @@ from protocol.messages.episodes import (
     Held,
     PutTasks,
 )
-from protocol.messages.peers import Drain, PublishWeights
+from protocol.messages.peers import Drain, PublishWeights, QueueStats
 from tests.trajectories import make_trajectory
 
 
@@ -58,7 +59,7 @@ class Link:
         return [message for message in self.sent if isinstance(message, kind)]
 
 
-def an_exchange(*script, lineage=3, step=0, reason="", **settings):
+def an_exchange(*script, lineage=3, step=0, reason="", no_capacity_s=0.0, **settings):
     values = {
         "group_size": 2,
         "batch_trajectories": 4,
@@ -78,6 +79,7 @@ def an_exchange(*script, lineage=3, step=0, reason="", **settings):
         stop_reason=lambda: reason,
         broker="tcp://10.0.0.1:5755",
         step=step,
+        no_capacity_s=no_capacity_s,
     )
 
 
@@ -140,6 +142,41 @@ def test_a_wait_that_ends_names_whom_it_waited_for(joined):
     assert ("is silent: start it again" in str(caught.value)) is not joined
     with pytest.raises(NoData, match="evaluation 'x': 256 of 256 tasks are out"):
         it.evaluate("x", EvaluationConfig(tasks=256), version=0)
+
+
+def lacking(seconds):
+    return QueueStats(gauges={NO_CAPACITY: seconds})
+
+
+def test_a_wait_without_capacity_is_no_silence():
+    """Nobody could have sent anything, so only the limit of its own ends it."""
+    it = an_exchange(lacking(100.0), no_capacity_s=math.inf)
+    looks = []
+
+    def look():
+        looks.append(1)
+        if len(looks) == 30:
+            it._link.script += [Drain(reason="long enough")]
+
+    it.while_waiting = look
+    with pytest.raises(Stopped, match="long enough"):
+        it.collect(step=0, version=0)
+
+
+def test_capacity_that_stays_away_ends_the_run_after_its_own_limit():
+    it = an_exchange(lacking(301.0), no_capacity_s=300.0)
+    with pytest.raises(
+        NoData, match=r"for 301 s no generator has served, .* \(fleet.no_capacity_minutes\): 0 of 2"
+    ):
+        it.collect(step=0, version=0)
+
+
+@pytest.mark.parametrize(("seconds", "joined"), [(0.0, True), (9.0, False)])
+def test_silence_with_capacity_or_of_a_broker_that_is_gone_ends_the_run_as_before(seconds, joined):
+    it = an_exchange(lacking(seconds), no_capacity_s=math.inf)
+    it._link.session.joined = joined
+    with pytest.raises(NoData, match="nothing arrived for"):
+        it.collect(step=0, version=0)
 
 
 def test_without_checkpoints_each_commit_is_final():
