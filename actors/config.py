@@ -14,8 +14,8 @@ OWN_GPU_SHARE = 0.9
 class ActorConfig(Section):
     """Section `[actor]` of the run file."""
 
-    count: int = Field(2, ge=1)
-    """Actor processes that `offbeat train` starts."""
+    count: int = Field(2, ge=0)
+    """Actor processes that `offbeat train` starts. 0: all actors are on other hosts."""
     concurrent_episodes: int = Field(32, ge=1)
     """Episodes that one actor runs at the same time, in one event loop."""
     segment_tokens: int = Field(512, ge=1)
@@ -34,8 +34,8 @@ class ActorConfig(Section):
 class GeneratorConfig(Section):
     """Section `[generator]` of the run file."""
 
-    count: int = Field(1, ge=1)
-    """Generator processes that `offbeat train` starts."""
+    count: int = Field(1, ge=0)
+    """Generator processes that `offbeat train` starts. 0: all generators are on other hosts."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = Field((), strict=False)
     """GPUs of all generators, as places in CUDA_VISIBLE_DEVICES or numbers on this host; each takes the next
     `tensor_parallel_size` of them. Absent: those that the learner leaves, or all if it leaves too few."""

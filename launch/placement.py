@@ -196,7 +196,7 @@ def _of_generators(
     config: RunConfig, gpus: int, learner: Sequence[int], host: str
 ) -> dict[str, tuple[int, ...]]:
     own = config.generator
-    if own.backend != "vllm":
+    if own.backend != "vllm" or not own.count:
         return {}
     size, chosen = own.tensor_parallel_size, _chosen("generator.devices", own.devices, gpus)
     if size > (there := len(chosen) or gpus):

@@ -77,10 +77,15 @@ def rates_of_run(folder: Path, config: RunConfig, overrides: Sequence[str]) -> M
     Raises:
         ConfigError: an override is wrong.
     """
-    saved = saved_settings(folder).get("generator", {})
+    generators = int(saved_settings(folder).get("generator", {}).get("count", config.generator.count))
+    if not generators:
+        raise ConfigError(
+            f"{folder}: its generators were on other hosts (generator.count = 0), so their rates are not in its "
+            "metrics; measure them with --calibrate 30 generator.count=1"
+        )
     data = rates_data(
         steps_of(folder),
-        generators=int(saved.get("count", config.generator.count)),
+        generators=generators,
         members=config.learner.fresh_trajectories,
     )
     # More processes than cores slow each other down further than in that run.
@@ -103,6 +108,12 @@ def calibrate_to(path: Path, seconds: float, config: RunConfig) -> None:
         raise ConfigError(
             f"--calibrate {seconds:g}: give {LEAST_SECONDS:g} to {MOST_SECONDS:g} seconds; 30 is a good start"
         )
+    for field, count in (
+        ("generator.count", config.generator.count),
+        ("actor.count", config.actor.count),
+    ):
+        if not count:
+            raise ConfigError(f"--calibrate: {field} is 0, and all roles are measured here; add {field}=1")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab"):

@@ -97,11 +97,32 @@ def crowded_engines(config: RunConfig) -> Iterator[str]:
     """Yield a remark if actors may send more requests at a time than the generators run."""
     own, sent = config.generator, requests_at_once(config)
     places = own.max_num_seqs * own.count
-    if own.backend == "vllm" and sent > places:
+    if own.backend == "vllm" and own.count and sent > places:
         yield (
             f"actors may send {sent} requests at a time, but the generators run {places} (generator.max_num_seqs x "
             "generator.count): the others wait in the engines. If it slows the run, raise max_num_seqs, or lower "
             "actor.concurrent_episodes"
+        )
+
+
+def unreachable_for_hosts(config: RunConfig) -> Iterator[str]:
+    """Yield remarks if this host leaves roles to other hosts, which cannot do their part.
+
+    A process that is started by hand on this host can, so this is no mistake.
+    """
+    here = {"generator": config.generator.count, "actor": config.actor.count}
+    if all(here.values()):
+        return
+    absent = " and ".join(f"{role}.count = 0" for role, count in here.items() if not count)
+    if config.no_other_hosts:
+        yield (
+            f"{absent}, but other hosts cannot reach broker.endpoint = {config.broker.endpoint}; set it to an address "
+            "of this host and a fixed port, for example tcp://10.0.0.5:5755"
+        )
+    elif not config.generator.count and not config.weights.http:
+        yield (
+            f"{absent}, but weights.http is empty, so generators on other hosts would stay at version 0; set it to an "
+            "address of this host, for example 10.0.0.5:5757"
         )
 
 
@@ -272,6 +293,7 @@ def examine(config: RunConfig) -> Examined:
         [
             *own_remarks,
             *by_gpus.remarks,
+            *unreachable_for_hosts(config),
             *tight,
             *queued,
             *facts.remarks,

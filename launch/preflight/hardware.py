@@ -122,13 +122,15 @@ def _generator(
     own = config.generator
     engines = {post: places for post, places in placed.posts.items() if post != LEARNER}
     places = [place for each in engines.values() for place in each]
+    # Generators of other hosts alone are expected to have GPUs like the learner's.
+    typed = places or (() if own.count else placed.posts.get(LEARNER, ()))
     shared = any(post.startswith(GENERATOR) for post in placed.start_after(LEARNER))
     sleep = shared and config.run.mode == "sync" and config.learner.nodes == 1
     generators = [place for post, each in engines.items() if post.startswith(GENERATOR) for place in each]
     long = generators and size is not None and recompute_s(config, size.parameters) > RECOMPUTE_S
     return own.model_copy(
         update={
-            "dtype": _dtype(places, gpus) if own.dtype == "auto" else own.dtype,
+            "dtype": _dtype(typed, gpus) if own.dtype == "auto" else own.dtype,
             "threads": (1 if places else threads) if own.threads == "auto" else own.threads,
             "enforce_eager": not places if own.enforce_eager == "auto" else own.enforce_eager,
             "kv_on_update": ("kept" if long else "recomputed")
@@ -149,7 +151,7 @@ def recompute_s(config: RunConfig, parameters: int) -> float:
     average), G the GPUs of a generator, S `GPU_OPERATIONS_PER_S`.
     """
     own = config.generator
-    requests = min(own.max_num_seqs, math.ceil(requests_at_once(config) / own.count))
+    requests = min(own.max_num_seqs, math.ceil(requests_at_once(config) / max(1, own.count)))
     tokens = requests * config.learner.sampling.context_tokens / 2
     return 2 * parameters * tokens / (GPU_OPERATIONS_PER_S * own.tensor_parallel_size)
 

@@ -136,7 +136,7 @@ def shares(config: RunConfig, size: ModelSize, tokens: int) -> list[RoleMemory]:
         found.append(RoleMemory("generator", generator.count, LIBRARIES["generator"] + engine / GB))
     found.append(RoleMemory("actor", config.actor.count, LIBRARIES["actor"]))
     found.append(RoleMemory("broker", 1, LIBRARIES["broker"]))
-    return found
+    return [role for role in found if role.processes]
 
 
 def offloaded_bytes(config: RunConfig, size: ModelSize) -> float:

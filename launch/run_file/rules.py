@@ -80,6 +80,11 @@ def _judge(config: RunConfig) -> Iterator[str]:
     asked = any(asks_own_judge(own) for own in each if isinstance(own, dict))
     if asked and config.judge is None:
         yield 'a reward has judge = "own", but there is no [judge]; add the section, or name the URL of a judge'
+    if config.judge is not None and not config.actor.count:
+        yield (
+            "[judge] serves the actors of this host alone, but actor.count is 0; raise it, or name the URL of a judge "
+            "in the reward"
+        )
     if config.judge is not None and not asked:
         yield '[judge] would start a model that no reward asks; write judge = "own" in a reward, or take [judge] out'
 
@@ -136,7 +141,8 @@ def _windows(config: RunConfig) -> Iterator[str]:
         config.actor.count * config.actor.concurrent_episodes,
         config.learner.batch_trajectories + bool(config.learner.evaluation_sets),
     )
-    if config.windows_in_step and room < needed:
+    # With 0 the actors are on other hosts, and their number is not known.
+    if config.windows_in_step and config.actor.count and room < needed:
         yield (
             "run.mode is sync and learner.train_on is windows, where every trajectory of a batch stands still at the "
             f"end of its window, but actor.count x actor.concurrent_episodes is {room}, and {needed} are needed (one "

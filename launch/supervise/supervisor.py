@@ -333,11 +333,30 @@ def supervise(
         panel.note(
             f"started {', '.join(running)}; status at {scheme(ask_with)}://{config.broker.http}/status"
         )
+        if said := hosts_wanted(config, folder):
+            panel.note(said)
         watch(crew, poller, config, folder, panel, interrupt, weights)
     finally:
         poller.close()
         if weights is not None:
             weights.close()
+
+
+def hosts_wanted(config: RunConfig, folder: Path) -> str:
+    """Return which roles are left to other hosts, and how those join; "" if none are.
+
+    Example:
+        >>> from launch.run_file.load import check
+        >>> head = {"model": {"path": "m"}, "env": {"name": "calculator"}, "actor": {"count": 0}}
+        >>> hosts_wanted(check(head, "a test"), Path("runs/r"))
+        'no actor runs here: other hosts join with the command that `offbeat ticket runs/r` prints'
+    """
+    roles = {"generator": config.generator.count, "actor": config.actor.count}
+    absent = [role for role, count in roles.items() if not count]
+    if not absent:
+        return ""
+    how = f"other hosts join with the command that `offbeat ticket {folder}` prints"
+    return f"no {' and no '.join(absent)} runs here: {how}"
 
 
 def await_broker(crew: Crew, poller: Poller, interrupt: Interrupt) -> None:
