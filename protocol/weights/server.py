@@ -159,6 +159,10 @@ def versions_to_close(held: dict[VersionKey, OpenVersion], now: float) -> list[V
 
 
 MAX_TRANSFERS = 64
+MAX_WAITING = 2_048
+"""Requests that may wait for one of the transfers to end. Others are told to come again at once."""
+PLACE_S = 2.0
+"""Seconds that a request for data waits, in the order of coming, before it is told to come again."""
 PATIENCE_S = 2.0
 """Seconds that a request waits for a manifest before the server answers 202."""
 TRANSFER_S = 60.0
@@ -199,6 +203,7 @@ class WeightsServer:
         keys: keys folder of the run, for its token and certificate; None: no token, and nothing is encrypted.
         model: returns the folder of the model that the run starts from, for hosts that have none, or None while it is
             not there. It may block, and is called until it returns a folder.
+        transfers: transfers that may go on at a time.
     """
 
     def __init__(
@@ -208,6 +213,8 @@ class WeightsServer:
         scratch: Path,
         keys: Path | None = None,
         model: Callable[[], Path | None] = lambda: None,
+        *,
+        transfers: int = MAX_TRANSFERS,
     ) -> None:
         self._run, self._shelf = run, VersionOpener(run, locate, scratch)
         self.keys, self._model_folder = keys, model
@@ -215,7 +222,8 @@ class WeightsServer:
         self._held: dict[VersionKey, OpenVersion] = {}
         self._opening: dict[VersionKey, asyncio.Task[OpenVersion | None]] = {}
         self._retired: list[OpenVersion] = []
-        self._transfers = 0
+        self._transfers = self._waiting = 0
+        self._places = asyncio.Semaphore(transfers)
         self.application = web.Application(middlewares=[require_token(keys)])
         self.application.router.add_get("/", self._about, allow_head=False)
         self.application.router.add_get(VERSION_PATH + "/manifest", self._manifest, allow_head=False)
@@ -253,14 +261,12 @@ class WeightsServer:
             raise web.HTTPNotFound(text=f"404: {error}\n") from None
         if held is None:
             raise web.HTTPNotFound(text="404: there is no such delta; ask for its manifest first\n")
-        if self._transfers >= MAX_TRANSFERS:
-            raise web.HTTPServiceUnavailable(headers={"Retry-After": "1"})
-        self._transfers += 1
+        # Count the version as used, so that it is not closed while the request waits.
         held.transfers += 1
         try:
-            return await _send(request, held)
+            async with self._place():
+                return await _send(request, held)
         finally:
-            self._transfers -= 1
             held.transfers -= 1
             held.used = time.monotonic()
 
@@ -271,15 +277,33 @@ class WeightsServer:
         path = self._model / request.match_info["name"] if self._model is not None else None
         if path is None or not path.is_file():
             raise web.HTTPNotFound(text="404: the model has no such file\n")
-        if self._transfers >= MAX_TRANSFERS:
-            raise web.HTTPServiceUnavailable(headers={"Retry-After": "1"})
-        self._transfers += 1
-        try:
+        async with self._place():
             sent = web.FileResponse(path)
             await sent.prepare(request)
             return sent
+
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """Hold a place among the transfers while the context lasts. Wait for one, in the order of coming.
+
+        A place that becomes free is taken at once, as it would not be by clients that only ask again.
+        """
+        if self._waiting >= MAX_WAITING:
+            raise web.HTTPServiceUnavailable(headers={"Retry-After": "1"})
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(PLACE_S):
+                await self._places.acquire()
+        except TimeoutError:
+            raise web.HTTPServiceUnavailable(headers={"Retry-After": "1"}) from None
+        finally:
+            self._waiting -= 1
+        self._transfers += 1
+        try:
+            yield
         finally:
             self._transfers -= 1
+            self._places.release()
 
     async def _open_once(self, key: VersionKey) -> OpenVersion | None:
         """Return the version or delta of a key, opened once for all requests; None if no delta is made."""

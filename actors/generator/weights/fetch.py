@@ -6,6 +6,8 @@ import http.client
 import logging
 import os
 import queue
+import random
+import re
 import socket
 import ssl
 import struct
@@ -33,8 +35,28 @@ SLOWEST_BYTES_PER_S = 32 * 2**10
 PREPARE_S = 300.0
 """Longest time that a source may hash and compare before it sends the manifest."""
 POLL_S = 0.2
+BUSY_S = 900.0
+"""Longest time that a source may answer without a break that enough transfers are going on."""
+RETRY_S, SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 0.05, 10.0
+"""Wait of a client that a busy source sends away without a number of seconds, and bounds of such a number."""
 AWAKE_S = 0.5
 """Time after which a read returns with the bytes that have arrived, so that the caller can stop."""
+
+
+def retry_s(retry_after: str, luck: float) -> float:
+    """Return the seconds after which to ask a busy source again: about what it says, so that not all come at once.
+
+    Args:
+        retry_after: the header of that name.
+        luck: a random number in [0, 1).
+
+    Example:
+        >>> retry_s("2", luck=0.0), retry_s("2", luck=0.5), retry_s("1e9", luck=0.5), retry_s("soon", luck=0.5)
+        (1.0, 2.0, 1.0, 1.0)
+    """
+    # A date is allowed there, too. Nobody's clock is compared with ours.
+    said = float(retry_after) if re.fullmatch(r"[0-9]{1,6}", retry_after) else RETRY_S
+    return min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, said)) * (0.5 + luck)
 
 
 class Source:
@@ -78,8 +100,15 @@ class Source:
         except WeightsError as error:
             raise WrongBytes(str(error)) from None
 
-    def read(self, manifest: Manifest, span: list[FileChunk]) -> Iterator[tuple[FileChunk, memoryview]]:
+    def read(
+        self, manifest: Manifest, span: list[FileChunk], given_up: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[FileChunk, memoryview]]:
         """Yield adjacent chunks with their content, each verified. A view is valid until the next one.
+
+        Args:
+            manifest: manifest of the version or delta.
+            span: chunks without gaps between them.
+            given_up: returns whether nobody wants them any more; asked while the source is busy.
 
         Raises:
             SourceFailed: the source cannot be used now.
@@ -88,7 +117,7 @@ class Source:
         """
         first, last = span[0].offset, span[-1].offset + span[-1].nbytes
         path = f"/v1/{manifest.epoch}/{manifest.version}/data{_query(manifest.base)}"
-        with self._request(path, {"Range": f"bytes={first}-{last - 1}"}) as response:
+        with self._request(path, {"Range": f"bytes={first}-{last - 1}"}, given_up) as response:
             self._expect(response, 206)
             if self._length(response, last - first) != last - first:
                 raise WrongBytes(f"sent {response.length} bytes where {last - first} were asked for")
@@ -108,7 +137,32 @@ class Source:
             self._connection = None
 
     @contextmanager
-    def _request(self, path: str, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
+    def _request(
+        self, path: str, headers: Mapping[str, str], given_up: Callable[[], bool] = lambda: False
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Ask, and ask again while the source says that it is busy. Yield its answer.
+
+        Args:
+            given_up: returns whether nobody wants the answer any more.
+        """
+        deadline = time.monotonic() + BUSY_S
+        while True:
+            with self._request_once(path, headers) as response:
+                retry_after = response.headers.get("Retry-After") if response.status == 503 else None
+                if retry_after is None:
+                    yield response
+                    return
+                response.read()
+            if time.monotonic() > deadline:
+                raise SourceFailed(f"has been busy for {BUSY_S:g} s")
+            # Invariant: a busy source is no failed one. Another source would be asked by all who wait here.
+            if self._cancelled.wait(retry_s(retry_after, random.random())):
+                raise Cancelled
+            if given_up():
+                raise SourceFailed("is busy, and another connection to it has failed")
+
+    @contextmanager
+    def _request_once(self, path: str, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
         whole = False
         try:
             if self._connection is None:
@@ -385,7 +439,7 @@ def _fetch_spans(
     try:
         while not failed.is_set():
             span = work.get_nowait()
-            for chunk, content in source.read(manifest, span):
+            for chunk, content in source.read(manifest, span, failed.is_set):
                 if os.pwrite(file, content, chunk.offset) != chunk.nbytes:
                     raise WeightsError(f"chunk at {chunk.offset} could not be written whole")
                 arrived.add(chunk.offset)

@@ -53,7 +53,7 @@ def size_of(manifest: Path) -> int:
 
 @contextlib.contextmanager
 def server(
-    folder: Path, scratch: Path, *, run: str = RUN, keys: Path | None = None, locate=None
+    folder: Path, scratch: Path, *, run: str = RUN, keys: Path | None = None, locate=None, **limits
 ) -> Iterator[str]:
     """Serve a folder of versions from a thread. Yield the URL."""
     url: list[str] = []
@@ -61,7 +61,7 @@ def server(
 
     async def serve() -> None:
         weights = WeightsServer(
-            run, locate or (lambda _, version: version_folder(folder, version)), scratch, keys
+            run, locate or (lambda _, version: version_folder(folder, version)), scratch, keys, **limits
         )
         async with serving(weights, "127.0.0.1", 0) as port:
             url.append(f"{scheme(keys)}://127.0.0.1:{port}")
