@@ -477,6 +477,8 @@ class GeneratorPool:
             key=lambda g: (
                 g.suspect_until > now,
                 g.draining,
+                # Its tokens would be too old for the learner.
+                g.info.behind,
                 g.info.peer != preferred,
                 len(g.streams),
                 self._order.get(g.info.peer, 1.0),

@@ -97,6 +97,11 @@ def _faults(status: Status) -> Iterator[str]:
         queues = status.get("queues", {})
         tasks = queues.get("tasks_queued", 0) + queues.get("tasks_leased", 0)
         yield f"no capacity for {fleet['no_capacity_s']:.0f} s: {_count(tasks, 'task')} wait, {fleet['missing']}"
+    if unused := fleet.get("generators_unused", 0):
+        yield (
+            f"{_count(unused, 'generator')} wait for more actors: the list of one actor, in one message, has no room "
+            "for all"
+        )
     if violation := status.get("ledger", {}).get("violation"):
         yield f"the ledger does not add up: {violation}"
 
@@ -241,9 +246,13 @@ def status(dispatcher: Dispatcher, now: float, **more: dict[str, Any]) -> dict[s
         "lineage": lineage.lineage if lineage else 0,
         "delivery_unit": state.assembly.mode,
         "peers": [_peer(dispatcher, peer, now) for peer in state.peers],
-        "generators_offered": [info.peer for info in dispatcher.generators.offered],
+        "generators_offered": dispatcher.generators.offered,
         "queues": _queues(state),
-        "fleet": {"no_capacity_s": round(state.capacity.spell_s, 3), "missing": state.capacity.missing},
+        "fleet": {
+            "no_capacity_s": round(state.capacity.spell_s, 3),
+            "missing": state.capacity.missing,
+            "generators_unused": dispatcher.generators.unused,
+        },
         "episodes": dispatcher.actors.episodes.page(),
         "ledger": _ledger(state),
         "gauges": gauges_of(state),

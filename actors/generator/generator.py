@@ -22,7 +22,14 @@ from actors.errors import GeneratorFailed, Orphaned
 from actors.generator.engine import ModelFacts, SamplingEngine, hold_together, read_model_facts, sleeping
 from actors.generator.serving import Listener, Serving, endpoint_for_actors
 from actors.generator.weights.cache import Cache, cache_folder
-from actors.generator.weights.staging import Announced, NewestWins, Stage, WeightUpdater, shared_memory
+from actors.generator.weights.staging import (
+    Announced,
+    NewestWins,
+    Stage,
+    VersionPace,
+    WeightUpdater,
+    shared_memory,
+)
 from protocol.codec import AnyMessage
 from protocol.messages.fields import MAX_PATIENCE_S
 from protocol.messages.peers import ActorKeys, Drain, Hello, Refused, WeightsReady
@@ -129,6 +136,7 @@ class Generator:
         grace_s: float = 0.0,
         orphan_s: float = math.inf,
         weights_url: str = "",
+        pace: VersionPace | None = None,
     ) -> None:
         self._engine, self._config = engine, config
         self._name, self._run, self._keys = name, run, keys
@@ -147,6 +155,7 @@ class Generator:
             on_failure=self._fail,
             patience_s=config.stall_timeout_s,
             longest_s=config.load_timeout_s,
+            pace=pace,
         )
         self._pace = Pace(time.monotonic(), config.stall_timeout_s, engine.full_step_s)
         self._link: AsyncLink | None = None
@@ -436,7 +445,8 @@ async def serve_on_loop(
             broker,
         )
         cache = Cache(cache_folder(shared_memory(), run, broker), run, partial(access, keys))
-        stage = Stage(f"{run}-{name}", facts.shapes, cache=cache)
+        pace = VersionPace()
+        stage = Stage(f"{run}-{name}", facts.shapes, cache=cache, pace=pace)
         try:
             async with relay(config, cache, run, broker, keys) as weights_url:
                 generator = Generator(
@@ -450,6 +460,7 @@ async def serve_on_loop(
                     grace_s=grace_s,
                     orphan_s=orphan_s,
                     weights_url=weights_url,
+                    pace=pace,
                 )
                 return await generator.serve(broker)
         finally:

@@ -5,7 +5,7 @@ actors they admit, which weights they load.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from broker.core.peers import INFO_BYTES, Peer, Peers
 from broker.core.records import Leased, LeaseEnded, TaskRecord
 from broker.core.state import BrokerState
+from broker.core.subsets import SIZE, Subsets
 from broker.core.tasks import why_invalid
 from protocol import names
 from protocol.codec import Buffer
@@ -36,65 +37,170 @@ MAX_BYTES_S = 64e6
 """Upper limit of the bytes per second that lists of generators take, for all actors together."""
 
 
-class GeneratorList:
-    """Says when actors need a new list of generators.
+BEHIND_S = 5.0
+"""Time that a generator must have been beyond the lag bound before actors are told. It may be loading a version."""
 
-    A change is due at once, unless a list left a moment ago. Then all changes of that moment leave as one list.
-    The moment is as long as the last list took at `MAX_BYTES_S`. So the cost does not grow with the number of
-    changes, and in a small fleet nobody waits. A new policy version of a generator is no change.
+
+class GeneratorList:
+    """Says when which actors need a new list of generators.
+
+    Up to `broker.core.subsets.SIZE` generators each actor gets all of them, and beyond that its own subset. A change
+    is due at once, unless lists left a moment ago. Then all changes of that moment leave as one list. The moment is as
+    long as the last lists took at `MAX_BYTES_S`. So the cost does not grow with the number of changes, and in a small
+    fleet nobody waits. A new policy version of a generator is no change, unless it comes to lie beyond the lag bound, or
+    within it again.
+
+    Args:
+        peers: registry of the connected peers.
+        stall_s: least time for which a generator may make no step.
+        lag: returns by how many versions a generator is behind the bound; 0 or less if it is within it.
 
     Example:
         >>> from protocol.messages.peers import Hello
         >>> peers = Peers(); known = GeneratorList(peers, stall_s=8.0)
+        >>> known.actor_joined("a", host="")
+        []
         >>> for name in ("g0", "g1"):
         ...     hello = Hello(role="generator", peer=name, incarnation=1, endpoint="tcp://10.0.0.1:1")
         ...     known.look_at(peers.add(hello, now=0.0), now=0.0)
-        >>> [info.peer for info in known.take_due(actors=1, now=0.0)]
-        ['g0', 'g1']
-        >>> known.take_due(actors=1, now=0.0) is None
-        True
+        >>> [(actors, [info.peer for info in infos]) for actors, infos in known.take_due(now=0.0)]
+        [(['a'], ['g0', 'g1'])]
+        >>> known.take_due(now=0.0)
+        []
     """
 
-    def __init__(self, peers: Peers, stall_s: float) -> None:
-        self._peers, self._stall_s = peers, stall_s
-        self.offered: list[GeneratorInfo] = []
-        """Generators as actors know them: as many healthy ones as one message holds."""
-        self._healthy: dict[str, tuple[str, str]] = {}
-        """Endpoints and public keys of the healthy generators at the last list, by name."""
+    def __init__(self, peers: Peers, stall_s: float, lag: Callable[[Peer], int] = lambda peer: 0) -> None:
+        self._peers, self._stall_s, self._lag = peers, stall_s, lag
+        self.offered: dict[str, GeneratorInfo] = {}
+        """Healthy generators at the last list, by name."""
+        self._seen: dict[str, tuple[str, str, bool]] = {}
+        """Endpoints and keys of the healthy generators at the last list, and whether they were beyond the bound."""
+        self._behind_since: dict[str, float] = {}
+        """Generators beyond the lag bound, and since when."""
+        self._actors: dict[str, str] = {}
+        """Hosts of the connected actors, by name."""
+        self._subsets: Subsets | None = None
+        """Subsets of the actors; None while each has all generators."""
+        self.unused = 0
+        """Generators that are in no list, because one message to an actor does not hold more."""
         self.is_changed = False
-        """True if a generator has joined, left, moved, changed its key, stalled or recovered since the last list."""
+        """True if a generator has joined, left, moved, got another key, stalled, recovered, or crossed the bound."""
         self._not_before = 0.0
 
     def look_at(self, generator: Peer, now: float) -> None:
-        """Look at one generator, which may have joined, moved, stalled or recovered. The cost is constant."""
-        hello = generator.hello
-        reached = (hello.endpoint, hello.public_key) if generator.may_serve(now, self._stall_s) else None
-        if self._healthy.get(generator.name) != reached:
+        """Look at one generator, which may have changed. The cost is constant."""
+        name, hello = generator.name, generator.hello
+        if self._lag(generator) > 0:
+            self._behind_since.setdefault(name, now)
+        else:
+            self._behind_since.pop(name, None)
+        serves = generator.may_serve(now, self._stall_s)
+        seen = (hello.endpoint, hello.public_key, self._is_behind(name, now)) if serves else None
+        if self._seen.get(name) != seen:
             self.is_changed = True
 
     def note_gone(self, name: str) -> None:
         """Note that a generator is not connected any more."""
-        self.is_changed = self.is_changed or name in self._healthy
+        self._behind_since.pop(name, None)
+        self.is_changed = self.is_changed or name in self._seen
 
-    def take_due(self, *, actors: int, now: float) -> list[GeneratorInfo] | None:
-        """Return the list to send to all actors if a new one is due now, or None.
+    def actor_joined(self, name: str, host: str) -> list[GeneratorInfo]:
+        """Note an actor that has joined, or joined again. Return its list."""
+        if self._actors.get(name) != host:
+            self.actor_left(name)
+            self._actors[name] = host
+            if self._subsets is not None:
+                self._subsets.add_actor(name, host)
+                # It may have become a home of generators in place of other actors.
+                self.is_changed = True
+        infos = self._list_of(name)
+        if self._subsets is not None:
+            self._subsets.told(name)
+        return infos
+
+    def actor_left(self, name: str) -> None:
+        """Note that an actor is not connected any more."""
+        if self._actors.pop(name, None) is not None and self._subsets is not None:
+            self._subsets.remove_actor(name)
+            self.is_changed = True
+
+    def take_due(self, *, now: float) -> list[tuple[list[str], list[GeneratorInfo]]]:
+        """Return the lists that are due now, each with the actors that get it.
 
         Args:
-            actors: number of actors that will get the list.
             now: monotonic seconds.
         """
         if not self.is_changed or now < self._not_before:
-            return None
+            return []
         healthy = self._peers.healthy_generators(now, self._stall_s)
-        self.is_changed = False
-        self._healthy = {info.peer: (info.endpoint, info.public_key) for info in healthy}
-        fitting = self._peers.fitting(healthy)
-        if list(map(_unversioned, fitting)) == list(map(_unversioned, self.offered)):
-            return None
-        self.offered = fitting
-        nbytes = sum(INFO_BYTES + len(info.peer) + len(info.endpoint) for info in fitting)
-        self._not_before = now + actors * nbytes / MAX_BYTES_S
-        return fitting
+        behind = {info.peer for info in healthy if self._is_behind(info.peer, now)}
+        self._seen = {info.peer: (info.endpoint, info.public_key, info.peer in behind) for info in healthy}
+        # Where all are beyond the bound, none is worse than the others.
+        marked = behind if len(behind) < len(healthy) else set()
+        offered = {info.peer: replace(info, behind=info.peer in marked) for info in healthy}
+        altered = {
+            name
+            for name, info in offered.items()
+            if name not in self.offered or _unversioned(info) != _unversioned(self.offered[name])
+        }
+        gone = self.offered.keys() - offered.keys()
+        self.is_changed, self.offered = False, offered
+        lists = self._lists(altered, gone)
+        self._not_before = now + sum(len(actors) * _nbytes(infos) for actors, infos in lists) / MAX_BYTES_S
+        return lists
+
+    def _lists(self, altered: set[str], gone: Set[str]) -> list[tuple[list[str], list[GeneratorInfo]]]:
+        """Return the new lists after these generators have come or changed, and those are gone."""
+        before = self._subsets
+        self._follow(altered, gone)
+        if self._subsets is None:
+            self.unused = len(self.offered) - len(self._list_of("")) if self._actors else 0
+            changed = bool(altered or gone or before is not None) and bool(self._actors)
+            return [(list(self._actors), self._list_of(""))] if changed else []
+        due = self._subsets.take_changed() if before is not None else set(self._actors)
+        due |= {actor for actor in self._actors if altered.intersection(self._subsets.of(actor))}
+        lists = [([actor], self._list_of(actor)) for actor in self._actors if actor in due]
+        cut = any(len(infos) < len(self._subsets.of(actor)) for (actor,), infos in lists)
+        if cut or self.unused:
+            listed = {info.peer for actor in self._actors for info in self._list_of(actor)}
+            self.unused = len(self.offered.keys() - listed) if self._actors else 0
+        return lists
+
+    def _follow(self, altered: set[str], gone: Set[str]) -> None:
+        """Bring the subsets up to date, if there are so many generators that actors need subsets."""
+        if len(self.offered) <= SIZE:
+            self._subsets = None
+        elif self._subsets is None:
+            self._subsets = Subsets()
+            for name in self.offered:
+                self._subsets.add_generator(name, self._host_of(name))
+            for actor, host in self._actors.items():
+                self._subsets.add_actor(actor, host)
+            self._subsets.take_changed()
+        else:
+            for name in gone:
+                self._subsets.remove_generator(name)
+            for name in altered:
+                if name not in self._subsets:
+                    self._subsets.add_generator(name, self._host_of(name))
+
+    def _host_of(self, generator: str) -> str:
+        peer = self._peers.get(generator)
+        return peer.hello.host if peer is not None else ""
+
+    def _list_of(self, actor: str) -> list[GeneratorInfo]:
+        """Return the list of an actor, as far as one message holds it."""
+        if self._subsets is None:
+            return self._peers.fitting(list(self.offered.values()))
+        chosen = (self.offered.get(name) for name in self._subsets.of(actor))
+        return self._peers.fitting([info for info in chosen if info is not None])
+
+    def _is_behind(self, name: str, now: float) -> bool:
+        return now - self._behind_since.get(name, now) >= BEHIND_S
+
+
+def _nbytes(infos: Sequence[GeneratorInfo]) -> int:
+    return sum(INFO_BYTES + len(info.peer) + len(info.endpoint) for info in infos)
 
 
 def _unversioned(info: GeneratorInfo) -> GeneratorInfo:
@@ -175,14 +281,36 @@ class GeneratorSide:
 
     def __init__(self, state: BrokerState, announcer: WeightsAnnouncer) -> None:
         self._state, self._announcer = state, announcer
-        self._list = GeneratorList(state.peers, state.config.generator_stall_s)
+        self._list = GeneratorList(state.peers, state.config.generator_stall_s, self._beyond_bound)
         self._actor_keys: list[str] | None = None
         """Public keys of actors that generators are to admit; None without encryption."""
 
     @property
-    def offered(self) -> list[GeneratorInfo]:
-        """Generators as actors know them."""
-        return self._list.offered
+    def offered(self) -> list[str]:
+        """Names of the generators that actors may use."""
+        return list(self._list.offered)
+
+    @property
+    def unused(self) -> int:
+        """Generators that no actor was told of."""
+        return self._list.unused
+
+    def _beyond_bound(self, peer: Peer) -> int:
+        """Return by how many versions a generator is beyond the lag bound; 0 or less if it is within it."""
+        newest = self._state.published
+        if newest is None:
+            return 0
+        lag = self._state.line.lag(peer.heartbeat.policy_version, newest.version)
+        return lag - self._state.max_policy_lag
+
+    def actor_joined(self, peer: Peer) -> None:
+        """Send an actor that has joined its list of generators."""
+        infos = self._list.actor_joined(peer.name, peer.hello.host)
+        self._state.outbox.send(peer.name, Generators(generators=infos))
+
+    def actor_left(self, name: str) -> None:
+        """Note that an actor is not connected any more."""
+        self._list.actor_left(name)
 
     def joined(self, peer: Peer, now: float) -> None:
         """Tell a generator what it needs, after its Welcome."""
@@ -218,14 +346,12 @@ class GeneratorSide:
             self._state.outbox.send(generator.name, ActorKeys(public_keys=self._actor_keys))
 
     def offer(self, now: float) -> None:
-        """Send the list of generators to all actors, if a new one is due."""
-        actors = self._state.peers.of("actor") if self._list.is_changed else []
-        offered = self._list.take_due(actors=len(actors), now=now)
-        if offered is not None:
-            # One message for all, so that it is encoded once.
-            generators = Generators(generators=offered)
+        """Send the lists of generators that are due, each to its actors."""
+        for actors, infos in self._list.take_due(now=now):
+            # One message for all that get the same list, so that it is encoded once.
+            generators = Generators(generators=infos)
             for actor in actors:
-                self._state.outbox.send(actor.name, generators)
+                self._state.outbox.send(actor, generators)
 
 
 RECENT = 256

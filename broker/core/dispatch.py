@@ -29,7 +29,6 @@ from protocol.messages.episodes import (
 )
 from protocol.messages.peers import (
     Drain,
-    Generators,
     Goodbye,
     Heartbeat,
     Hello,
@@ -207,7 +206,7 @@ class Dispatcher:
             self.actors.tell_leases(peer, now)
         self.state.outbox.send(name, self._welcome(peer))
         if hello.role == "actor":
-            self.state.outbox.send(name, Generators(generators=self.generators.offered))
+            self.generators.actor_joined(peer)
             self.actors.joined(peer, trickle=self.learners.starving(now))
         elif hello.role == "generator":
             self.generators.joined(peer, now)
@@ -244,6 +243,7 @@ class Dispatcher:
         self.state.peers.remove(peer.name)
         if peer.role == "actor":
             self.actors.left(peer, now, fault=fault)
+            self.generators.actor_left(peer.name)
         elif peer.role == "learner":
             self.learners.left(peer, on_purpose=not fault)
         else:

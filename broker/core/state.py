@@ -48,7 +48,7 @@ class BrokerState:
     def __init__(
         self, config: BrokerConfig, store: SegmentStore, max_policy_lag: int, boot: str = ""
     ) -> None:
-        self.config = config
+        self.config, self.max_policy_lag = config, max_policy_lag
         self.store = store
         self.ledger = Ledger()
         self.peers = Peers()

@@ -201,12 +201,18 @@ class GeneratorInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Version in service when the broker wrote the list. For programs of others; nothing in Offbeat reads it."""
     public_key: PublicKey = ""
     """Key that the generator must prove to own. "": actors read it from their keys folder, if there is one."""
+    behind: bool = False
+    """True if its version has been beyond the lag bound for some seconds, while others are within it; since 4.5.
+
+    An actor gives it no new turn while it can choose another one.
+    """
 
 
 class Generators(Message, tag="generators", frozen=True):
-    """List of the healthy generators, sent to an actor that joins, and to all actors when it has changed.
+    """The generators of an actor, sent when it joins and when they have changed.
 
-    A new policy version of a generator is no change. Changes that come fast leave as one list.
+    In a small fleet these are all healthy ones, else a subset that is stable (`broker.core.subsets`). A new policy
+    version of a generator is no change. Changes that come fast leave as one list.
     """
 
     generators: Annotated[list[GeneratorInfo], Meta(max_length=MAX_ITEMS)]

@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,66 @@ class Announced:
     manifest: str = ""
     sources: tuple[str, ...] = field(default=(), compare=False)
     root: str = field(default="", compare=False)
+
+
+SHARE = 0.25
+"""Weight of the newest interval between two versions in their mean."""
+
+
+@dataclass
+class VersionPace:
+    """Compares how long a version takes to come with how often one is published.
+
+    Example:
+        >>> pace = VersionPace()
+        >>> for version, now in ((1, 0.0), (2, 1.0), (5, 4.0)):
+        ...     pace.announced(0, version, now)
+        >>> pace.fetched(3_500_000, seconds=14.0); pace.sentence()[:73]
+        'a version takes 14 s at 0.25 MB/s, and one is published each 1.0 s: take '
+        >>> pace.fetched(3_500_000, seconds=0.5); pace.sentence()
+        ''
+    """
+
+    every_s: float = 0.0
+    """Mean time between two versions, in seconds; 0 if it is not known."""
+    seconds: float = 0.0
+    """Time that the last version took to come; 0 if none was fetched."""
+    nbytes: int = 0
+    """Bytes that came for it."""
+    _last: tuple[int, int, float] | None = None
+    """Epoch, number and time of the newest announcement."""
+
+    def announced(self, epoch: int, version: int, now: float) -> None:
+        """Note an announcement. It may be repeated, and versions between two may not have been announced here."""
+        if self._last is not None:
+            last_epoch, last_version, at = self._last
+            if (epoch, version) <= (last_epoch, last_version):
+                return
+            if epoch == last_epoch:
+                each_s = (now - at) / (version - last_version)
+                self.every_s = each_s if not self.every_s else (1 - SHARE) * self.every_s + SHARE * each_s
+        self._last = (epoch, version, now)
+
+    def fetched(self, nbytes: int, seconds: float) -> None:
+        """Note a version that came over the network.
+
+        Args:
+            nbytes: bytes that had to come; 0 if another process of this host has fetched it.
+            seconds: from the request to the last byte.
+        """
+        if nbytes and seconds > 0:
+            self.nbytes, self.seconds = nbytes, seconds
+
+    def sentence(self) -> str:
+        """Return why this host falls behind, with the cure; "" if it does not."""
+        if not self.every_s or self.seconds <= self.every_s:
+            return ""
+        rate = self.nbytes / self.seconds / 1e6
+        return (
+            f"a version takes {self.seconds:.2g} s at {rate:.2g} MB/s, and one is published each {self.every_s:.1f} s: "
+            "take a faster line to the learner's host, publish less often (learner.publish_every), or smaller versions "
+            '(learner.publish_dtype = "bfloat16")'
+        )
 
 
 class NewestWins:
@@ -102,13 +163,19 @@ class Stage:
             learner may publish a float type that differs from the folder's, but the same in all versions.
         root: folder in which the stage makes its own. None means shared memory.
         cache: cache of this host, for versions of a learner on a different host. The stage closes it.
+        pace: is told how long versions take to come.
 
     Raises:
         NameTaken: the folder belongs to a different user.
     """
 
     def __init__(
-        self, name: str, expected: Shapes, root: Path | None = None, cache: Cache | None = None
+        self,
+        name: str,
+        expected: Shapes,
+        root: Path | None = None,
+        cache: Cache | None = None,
+        pace: VersionPace | None = None,
     ) -> None:
         root = root or shared_memory()
         self._cache = cache
@@ -119,6 +186,8 @@ class Stage:
         make_private_folder(self.folder)
         self._expected = dict(expected)
         self._dtypes_settled = False
+        # Invariant: one thread at a time fetches, and the event loop reads what it noted after it has ended.
+        self._pace = pace or VersionPace()
 
     def stage(self, announced: Announced, run: str) -> tuple[Manifest, Path]:
         """Fetch and verify a version. Return its manifest, and the path of its data file in this stage.
@@ -172,7 +241,9 @@ class Stage:
             )
         if not announced.sources or self._cache is None or _is_of_this_host(source):
             return source, False
+        began, before = time.monotonic(), self._cache.fetched_bytes
         found = self._cache.obtain(announced.epoch, announced.version, announced.sources, root=announced.root)
+        self._pace.fetched(self._cache.fetched_bytes - before, time.monotonic() - began)
         return found, True
 
     def _wanted(self, manifest: Manifest) -> Shapes:
@@ -288,6 +359,7 @@ class WeightUpdater:
         on_failure: called with the reason when this process has to end.
         patience_s: longest time for a load of zero bytes.
         longest_s: longest time for a load of any size.
+        pace: knows how long versions take to come, and is told how often they are announced.
     """
 
     def __init__(
@@ -300,7 +372,9 @@ class WeightUpdater:
         on_failure: Callable[[str], None],
         patience_s: float = 8.0,
         longest_s: float = 300.0,
+        pace: VersionPace | None = None,
     ) -> None:
+        self._pace = pace or VersionPace()
         self.loading = False
         self.note = ""
         """Why the newest announced version is not in service, with the cure; "" if nothing is known to hinder it."""
@@ -314,6 +388,7 @@ class WeightUpdater:
 
     def offer(self, announced: Announced) -> None:
         """Take an announcement of the broker, which repeats it until the version is in service."""
+        self._pace.announced(announced.epoch, announced.version, time.monotonic())
         if self._queue.offer(announced):
             self._offered.set()
         elif announced < self._queue.in_service:
@@ -370,7 +445,7 @@ class WeightUpdater:
             self._stage.discard(data)
         self._stage.accepted(manifest)
         self._applied += 1
-        self.note = ""
+        self.note = self._pace.sentence()
         log.info("policy version %d in service, paused for %.0f ms", manifest.version, 1e3 * self._pause_s)
         return True
 

@@ -11,11 +11,12 @@ import pytest
 import protocol.weights.files
 import protocol.weights.server
 from actors.errors import SourceFailed
-from actors.generator.weights import fetch
+from actors.generator.weights import fetch, staging
 from actors.generator.weights.cache import Cache
 from protocol.errors import WeightsError
 from protocol.security.http import Access
-from tests.integration.protocol.weights_harness import RUN, server, size_of, write
+from protocol.weights.format import DATA, read_shapes
+from tests.integration.protocol.weights_harness import RUN, proxy, server, size_of, write
 
 CHUNK, HOSTS, LIMIT = 64 * 1024, 24, 4
 """Each host has four connections, so that 24 times as many want to transfer as may."""
@@ -120,3 +121,25 @@ def test_who_waits_for_a_busy_source_can_be_stopped():
         ):
             source.manifest(1, 7, None)
         assert len(asked) == 1
+
+
+def test_a_slow_line_is_named_with_its_rate_and_that_of_the_versions(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "_is_of_this_host", lambda manifest: False)
+    versions = tmp_path / "learner"
+    versions.mkdir()
+    source = write(versions, 7, mib=1)
+    pace = staging.VersionPace()
+    cache = Cache(tmp_path / "shm" / "offbeat-cache-r-1", RUN)
+    shapes = read_shapes(source.with_name(DATA))
+    with server(versions, tmp_path) as url, proxy(url, rate=2e6) as slow:
+        stage = staging.Stage("generator-0", shapes, root=tmp_path, cache=cache, pace=pace)
+        for version, now in ((5, 0.0), (6, 0.1), (7, 0.2)):
+            pace.announced(1, version, now)
+        stage.stage(staging.Announced(1, 7, str(source), (slow.url,)), RUN)
+        stage.close()
+    # One MiB at 2 MB/s.
+    assert pace.seconds > 0.1
+    assert pace.nbytes > 2**20
+    said = pace.sentence()
+    assert said.startswith(f"a version takes {pace.seconds:.2g} s at ")
+    assert "and one is published each 0.1 s: take a faster line" in said

@@ -83,3 +83,47 @@ def test_an_idle_generator_is_healthy_however_long():
         driver.say("g0", Heartbeat(progress=5, busy=False))
     driver.say("g0", Heartbeat(progress=5, busy=True))
     assert offered(driver) == ["g0"]
+
+
+def marked(driver):
+    """Return the generators that the newest list says are too far behind."""
+    return [info.peer for info in driver.got("actor", Generators)[-1].generators if info.behind]
+
+
+def test_a_generator_beyond_the_lag_bound_is_marked_while_others_are_within_it():
+    driver = Driver(lag=4)
+    driver.learner()
+    driver.actor()
+    for name in ("quick", "slow"):
+        driver.hello("generator", name, endpoint=f"tcp://{name}")
+    serves = {"quick": 0, "slow": 0}
+
+    def let(seconds, newest=None):
+        if newest is not None:
+            driver.publish(newest)
+        for _ in range(int(2 * seconds)):
+            driver.now += 0.5
+            for name in ("learner", "actor", *serves):
+                driver.say(name, Heartbeat(policy_version=serves.get(name, 0)))
+            driver._note(driver.dispatcher.tick(driver.now))
+
+    serves["quick"] = 4
+    let(20, newest=4)
+    assert marked(driver) == [], "four versions behind are within the bound"
+    serves["quick"] = 5
+    let(4, newest=5)
+    assert marked(driver) == [], "it may be loading"
+    let(3)
+    assert marked(driver) == ["slow"]
+    lists = len(driver.got("actor", Generators))
+    for version in range(6, 30):
+        serves["quick"] = version
+        let(1, newest=version)
+    assert len(driver.got("actor", Generators)) == lists, "the same word is not repeated with each version"
+    # Where all are beyond the bound, none is worse than the others.
+    serves["quick"] = 20
+    let(8)
+    assert marked(driver) == []
+    serves.update(quick=30, slow=29)
+    let(8, newest=30)
+    assert marked(driver) == []

@@ -7,6 +7,7 @@ import pytest
 
 from broker.core.dispatch import Dispatcher
 from broker.service import Encoder
+from broker.status import status
 from protocol.messages.fields import MAX_SOURCES
 from protocol.messages.peers import Generators, Goodbye, Heartbeat, Hello, PublishWeights, WeightsReady
 from tests.broker_driver import config
@@ -90,7 +91,7 @@ def test_a_version_costs_messages_in_the_number_of_peers_and_not_in_their_produc
 
 def test_generators_that_join_at_once_are_listed_together():
     fleet = Fleet(generators=0, actors=100)
-    for i in range(100):
+    for i in range(60):
         name = f"g{i}"
         endpoint = ENDPOINT.format(0, i)
         fleet.say(name, Hello(role="generator", peer=name, incarnation=1, endpoint=endpoint))
@@ -98,13 +99,13 @@ def test_generators_that_join_at_once_are_listed_together():
     # The first list leaves at once, so that a small fleet waits for nothing.
     assert 2 * 100 <= len(fleet.lists()) <= 4 * 100
     last = [message for _, message in fleet.sent if isinstance(message, Generators)][-100:]
-    assert {len(message.generators) for message in last} == {100}
+    assert {len(message.generators) for message in last} == {60}
     fleet.reset()
-    for i in range(50):
+    for i in range(30):
         fleet.say(f"g{i}", Goodbye())
     fleet.tick(1.0)
     last = [message for _, message in fleet.sent if isinstance(message, Generators)][-100:]
-    assert {len(message.generators) for message in last} == {50}
+    assert {len(message.generators) for message in last} == {30}
     assert len(fleet.lists()) <= 4 * 100
 
 
@@ -157,3 +158,71 @@ def test_an_announcement_names_those_that_serve_the_version():
     fleet.say("late", Hello(role="generator", peer="late", incarnation=1, endpoint="tcp://10.0.0.1:1"))
     ((_, ready),) = [(peer, m) for peer, m in fleet.sent if isinstance(m, WeightsReady)]
     assert ready.sources == ["http://10.20.0.50:5757"]
+
+
+def test_two_thousand_actors_and_generators_have_64_connections_each_and_an_event_reaches_few():
+    fleet = Fleet(generators=0)
+    began = time.process_time()
+    # An eighth joins in each step, so that the lists of many moments are counted.
+    for part in range(8):
+        for i in range(part * 250, part * 250 + 250):
+            fleet.actors.append(f"actor-{i}")
+            fleet.generators.append(f"generator-{i}")
+            fleet.say(f"actor-{i}", Hello(role="actor", peer=f"actor-{i}", incarnation=1, host=f"h{i}"))
+            fleet.say(
+                f"generator-{i}",
+                Hello(
+                    role="generator",
+                    peer=f"generator-{i}",
+                    incarnation=1,
+                    host=f"h{i}",
+                    endpoint=ENDPOINT.format(i >> 8, i & 255),
+                ),
+            )
+        fleet.now += 2.0
+        fleet._leave(fleet.dispatcher.tick(fleet.now))
+    joining_s = time.process_time() - began
+    told = {
+        peer: [g.peer for g in message.generators]
+        for peer, message in fleet.sent
+        if isinstance(message, Generators)
+    }
+    assert len(told) == 2_000
+    assert all(64 <= len(names) <= 72 for names in told.values())
+    assert sum(map(len, told.values())) <= 2_000 * 66
+    assert set().union(*told.values()) == set(fleet.generators), "nobody is idle"
+    assert all(f"generator-{i}" in told[f"actor-{i}"] for i in range(2_000)), (
+        "a host's own generators come first"
+    )
+    assert joining_s < 30.0
+
+    def event(message, name):
+        fleet.reset()
+        fleet.now += 60.0
+        before = time.process_time()
+        fleet.say(name, message)
+        fleet._leave(fleet.dispatcher.follow(fleet.now))
+        return len(fleet.lists()), time.process_time() - before
+
+    lists, seconds = zip(*(event(Goodbye(), f"generator-{i}") for i in range(20)), strict=True)
+    # About 64 actors have a generator.
+    assert max(lists) < 128
+    assert min(seconds) < 0.1
+    fleet.reset()
+    for name in fleet.actors[100:200]:
+        fleet.say(name, Goodbye())
+    fleet.now += 60.0
+    fleet._leave(fleet.dispatcher.tick(fleet.now))
+    assert len(fleet.lists()) < 2_000
+
+
+def test_a_generator_too_many_is_named_where_one_actor_cannot_know_all():
+    fleet = Fleet(generators=2_000, actors=1)
+    page = status(fleet.dispatcher, fleet.now)
+    unused = page["fleet"]["generators_unused"]
+    assert 200 < unused < 1_000
+    assert any(f"{unused} generators wait for more actors" in line for line in page["waits"])
+    for i in range(1, 9):
+        fleet.say(f"actor-{i}", Hello(role="actor", peer=f"actor-{i}", incarnation=1))
+    fleet.tick(2.0)
+    assert status(fleet.dispatcher, fleet.now)["fleet"]["generators_unused"] == 0
