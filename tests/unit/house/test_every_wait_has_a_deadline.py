@@ -84,7 +84,6 @@ ALLOWED = {
         "actors/environments.py",
         "inbox.get()",
     ): "an idle daemon thread waits for work; nobody waits for it",
-    ("launch/servers.py", "stop.wait()"): "for SIGTERM",
     ("launch/in_process.py", "task.result()"): "it is done",
     ("launch/in_process.py", "asyncio.gather(*left, return_exceptions=True)"): "they have been cancelled",
     (
