@@ -47,7 +47,7 @@ class GeneratorList:
     Up to `broker.core.subsets.SIZE` generators each actor gets all of them, and beyond that its own subset. A change
     is due at once, unless lists left a moment ago. Then all changes of that moment leave as one list. The moment is as
     long as the last lists took at `MAX_BYTES_S`. So the cost does not grow with the number of changes, and in a small
-    fleet nobody waits. A new policy version of a generator is no change, unless it comes to lie beyond the lag bound, or
+    fleet nobody waits. A new policy version of a generator is no change, unless it comes to lie beyond the bound, or
     within it again.
 
     Args:

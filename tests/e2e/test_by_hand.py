@@ -21,7 +21,7 @@ END_S = 40.0
 """`actor.drain_timeout_s` and 30 s."""
 
 
-def test_roles_started_by_hand_in_any_order_find_each_other_and_end_with_the_run(root, tmp_path):
+def test_roles_started_by_hand_in_any_order_find_each_other(root, tmp_path):
     offbeat = tmp_path / "offbeat"
     offbeat.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m launch.cli "$@"\n')
     offbeat.chmod(0o755)
