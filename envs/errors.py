@@ -3,6 +3,7 @@
 EnvError
 ├── UnknownEnv        there is no suite of this name (final)
 ├── RefusedFamily     the family's scorer is unsafe or accepts junk (final)
+├── NoConfinement     programs of a model cannot be confined on this host (final)
 ├── ServiceFailed     a service that a reward needs did not answer: nobody's fault, the task runs again
 │   ├── NotStarted    the run starts this service, and there is no run yet
 │   └── ServerLost    an environment server does not answer, or has lost the episode
@@ -27,6 +28,12 @@ class UnknownEnv(EnvError, LookupError):
 
 class RefusedFamily(EnvError, ValueError):
     """The family must not be used in this way; the message says why and what to do."""
+
+    final: ClassVar[bool] = True
+
+
+class NoConfinement(EnvError, RuntimeError):
+    """Programs that a model writes cannot be confined on this host, so none is run; the message says why."""
 
     final: ClassVar[bool] = True
 

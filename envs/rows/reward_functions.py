@@ -13,13 +13,14 @@ import multiprocessing
 import os
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from envs.errors import EnvError, ServiceFailed
+from envs.programs import CODE, CodeReward, load_code_reward
 from envs.rows.judge import Judge, load_judge
 from envs.rows.prompts import RawPrompt
 from envs.rows.reading import DataRow
@@ -72,7 +73,7 @@ class RewardFunction:
     @property
     def timeout_s(self) -> float | None:
         """Longest time of a call that the function itself keeps; None: it keeps none."""
-        return self.function.timeout_s if isinstance(self.function, Judge) else None
+        return self.function.timeout_s if isinstance(self.function, Judge | CodeReward) else None
 
     @property
     def only_if(self) -> str:
@@ -163,11 +164,11 @@ def load_reward_functions(
     if not isinstance(table, dict) or not table or not all(isinstance(v, str | dict) for v in table.values()):
         raise EnvError(
             f'params.reward = {reward!r}: name a function as "rewards.py:exact", or several in a table '
-            '[env.params.reward], one line each: exact = "rewards.py:exact"'
+            '[env.params.reward], one line each: exact = "rewards.py:exact"; or "code" for programs that are tested'
         )
     loaded = {} if loaded is None else loaded
     functions = [
-        _judge(name, value, tuple(columns), data)
+        _own(name, value, tuple(columns), data)
         if isinstance(value, dict)
         else _loaded(name, value, tuple(columns), data, loaded)
         for name, value in table.items()
@@ -207,14 +208,51 @@ def plain_names(reward: Any) -> dict[str, str]:
     return {name: value for name, value in table.items() if isinstance(value, str)}
 
 
-def _judge(name: str, table: dict[str, Any], columns: tuple[str, ...], data: str) -> RewardFunction:
-    judge, place = load_judge(name, table, columns, data)
-    return RewardFunction(name, place, judge, False, frozenset({"answer", "row"}), columns)
+def _own(name: str, table: dict[str, Any], columns: tuple[str, ...], data: str) -> RewardFunction:
+    """Return the judge of a table, or the reward that runs programs."""
+    function: Callable[..., Any]
+    if CODE in table:
+        function, place = load_code_reward(name, table, columns, data), f"params.reward.{name}"
+    else:
+        function, place = load_judge(name, table, columns, data)
+    return RewardFunction(name, place, function, False, frozenset({"answer", "row"}), columns)
 
 
 def _by_name(reward: Any) -> Any:
-    """Return the rewards as a table: a function alone has its own name."""
-    return {reward.rpartition(":")[2]: reward} if isinstance(reward, str) else reward
+    """Return the rewards as a table: a function alone has its own name, and ``code`` is a table of its own."""
+    named = {reward.rpartition(":")[2]: reward} if isinstance(reward, str) else reward
+    if not isinstance(named, dict):
+        return named
+    return {name: {CODE: "tests"} if value == CODE else value for name, value in named.items()}
+
+
+def check_rows(functions: Sequence[RewardFunction], rows: Iterable[DataRow]) -> None:
+    """Check that each row has tests that can be read, if a reward runs programs.
+
+    Raises:
+        EnvError: a row has none; the text names file and line.
+    """
+    readers = [function.function for function in functions if isinstance(function.function, CodeReward)]
+    for row in rows if readers else ():
+        for reader in readers:
+            try:
+                reader.cases(row.values)
+            except EnvError as error:
+                raise EnvError(f"{row.place}: {error}") from None
+
+
+def program_gauges(functions: Sequence[RewardFunction]) -> dict[str, float]:
+    """Return the counters of the workers that run programs; nothing if there are none."""
+    found = dict[str, float]()
+    for function in functions:
+        if isinstance(function.function, CodeReward):
+            found |= function.function.gauges()
+    return found
+
+
+def remark_of(result: Any) -> str:
+    """Return what a reward function says of its result, for people; "" if it says nothing."""
+    return str(result.get("why", "")) if isinstance(result, Mapping) else ""
 
 
 def _loaded(

@@ -18,10 +18,14 @@ from envs.rows.reward_functions import (
     RewardProcesses,
     by_condition,
     check_columns,
+    check_rows,
     close_judges,
     load_reward_functions,
     plain_names,
+    program_gauges,
+    remark_of,
 )
+from envs.scoring.programs import GAUGES as PROGRAMS
 from envs.user_code import absolute_beside_run_file, code_beside_run_file, code_file
 from protocol.gauges import Gauge, table
 
@@ -56,7 +60,10 @@ class RowEpisode:
         return None
 
 
-GAUGES = table([Gauge("epoch", "epochs", "passes over the training rows that tasks have begun, of `rows`")])
+GAUGES = {
+    **table([Gauge("epoch", "epochs", "passes over the training rows that tasks have begun, of `rows`")]),
+    **PROGRAMS,
+}
 """Gauges of the suite."""
 FILES = ("train", "heldout")
 """Parameters that name a data set."""
@@ -67,7 +74,8 @@ class RowsSuite:
 
     Args:
         train: file of the rows (.jsonl, .jsonl.gz, .json, .csv, .parquet), or a data set of the hub.
-        reward: reward function as ``file.py:function``, or a table of functions and judges by the name of the reward.
+        reward: reward function as ``file.py:function``, or "code", see `envs.programs`; or a table of these and of
+            judges by the name of the reward.
         prompt: column that holds the prompt, a text or messages; or a template such as ``"{a} + {b} ="``.
         system: text of a system message. Empty: none.
         heldout: file of the held-out rows, or the share of the rows of ``train`` that is held out, at least 0 and
@@ -118,6 +126,7 @@ class RowsSuite:
         self._correct = _deciding_reward(correct, [function.name for function in self._functions])
         if isinstance(heldout, str):
             check_columns(self._functions, self.columns["heldout"], shown_name(heldout))
+        check_rows(self._functions, self.rows())
         self._remarks += _unequal_answers([row for own in self._rows.values() for row in own], self._maker)
         self._newest = -1
 
@@ -172,6 +181,10 @@ class RowsSuite:
     def episode(self) -> Env:
         return cast(Env, RowEpisode(self.begin, self.score))
 
+    def rows(self) -> list[DataRow]:
+        """Return all rows of both splits."""
+        return [row for own in self._rows.values() for row in own]
+
     def row(self, index: int, split: Split) -> DataRow:
         """Return the row of a task.
 
@@ -225,11 +238,12 @@ class RowsSuite:
             places = ", ".join(function.place for function in self._functions)
             raise EnvError(f"{row.place}: every reward function returned None ({places}); one has to apply")
         decides = rewards.get(self._correct)
+        remarks = {name: remark for name, result in results.items() if (remark := remark_of(result))}
         return StepResult(
             rewards=rewards,
             done=True,
             correct=None if decides is None else decides >= self._solved_at,
-            info={"row": row.place},
+            info={"row": row.place, **({"rewards": remarks} if remarks else {})},
             hints=hints_of(row, self._hint) if self._hint else (),
         )
 
@@ -264,7 +278,8 @@ class RowsSuite:
 
     def gauges(self) -> dict[str, float]:
         """Return how often tasks have gone through the training rows, for the actor's heartbeat."""
-        return {"epoch": (self._newest + 1) / len(self._rows["train"])} if self._newest >= 0 else {}
+        epoch = {"epoch": (self._newest + 1) / len(self._rows["train"])} if self._newest >= 0 else {}
+        return {**epoch, **program_gauges(self._functions)}
 
     async def close(self) -> None:
         await close_judges(self._functions)

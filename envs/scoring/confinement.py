@@ -39,10 +39,18 @@ _X32_CALLS = 0x40000000
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Column of `_CALLS`, and the kernel's number of the architecture."""
 _CALLS = {
+    "add_key": (248, 217),
     "bpf": (321, 280),
+    "inotify_init1": (294, 26),
     "io_uring_setup": (425, 425),
+    "keyctl": (250, 219),
     "kill": (62, 129),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
     "mount": (165, 40),
+    "mq_open": (240, 180),
+    "msgget": (68, 186),
+    "perf_event_open": (298, 241),
     "pidfd_getfd": (438, 438),
     "pidfd_open": (434, 434),
     "pidfd_send_signal": (424, 424),
@@ -50,11 +58,18 @@ _CALLS = {
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "ptrace": (101, 117),
+    "request_key": (249, 218),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "semget": (64, 190),
     "setns": (308, 268),
+    "shmget": (29, 194),
     "socket": (41, 198),
+    "socketpair": (53, 199),
     "tgkill": (234, 131),
     "tkill": (200, 130),
     "unshare": (272, 97),
+    "userfaultfd": (323, 282),
 }
 """Numbers of system calls on x86_64 and aarch64."""
 _CLONE, _CLONE3 = (56, 220), (435, 435)
@@ -83,6 +98,27 @@ CHILD_CALLS = (
     "tkill",
 )
 """System calls with which an answer's process could reach its worker or make a channel."""
+PROGRAM_CALLS = (
+    *(
+        "add_key",
+        "inotify_init1",
+        "keyctl",
+        "memfd_create",
+        "memfd_secret",
+        "mq_open",
+        "msgget",
+        "perf_event_open",
+        "request_key",
+        "rt_sigqueueinfo",
+        "rt_tgsigqueueinfo",
+        "semget",
+        "shmget",
+        "socketpair",
+        "userfaultfd",
+    ),
+)
+"""Further system calls that a program of a model is refused: they keep memory of the kernel that no limit counts, or
+that outlives the program."""
 
 
 def die_with_parent() -> None:

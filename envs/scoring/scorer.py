@@ -17,7 +17,13 @@ from typing import Any, NamedTuple
 from envs.base import Split
 from envs.errors import EnvError, ScorerFailed
 from envs.scoring.questions import Family
-from envs.scoring.worker_process import START_DEADLINE_S, Sandbox, ScorerProcess, ways_to_start
+from envs.scoring.worker_process import (
+    START_DEADLINE_S,
+    Sandbox,
+    WorkerProcess,
+    scorer_process,
+    ways_to_start,
+)
 from protocol.gauges import Gauge, table
 
 
@@ -159,7 +165,7 @@ class Scorer:
         self._ways = ways_to_start(family, sandbox)
         # Invariant: only the thread takes answers out of here.
         self._waiting: deque[_Waiting] = deque()
-        self._process: ScorerProcess | None = self._thread.submit(self._open).result(OPEN_DEADLINE_S)
+        self._process: WorkerProcess | None = self._thread.submit(self._open).result(OPEN_DEADLINE_S)
         self._canaries: Iterator[tuple[Canary, Canary]] | None = None
         if family.runs_answers:
             self._canaries = cycle(self._thread.submit(self._choose_canaries).result(CANARIES_DEADLINE_S))
@@ -212,11 +218,11 @@ class Scorer:
     async def _elsewhere(self, call: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
 
-    def _open(self) -> ScorerProcess:
+    def _open(self) -> WorkerProcess:
         failures: list[str] = []
         for way in self._ways:
             try:
-                process = ScorerProcess(self._family, way)
+                process = scorer_process(self._family, way)
             except (TimeoutError, ScorerFailed) as error:
                 failures.append(f"{way.name}: {error}")
                 continue
@@ -233,7 +239,7 @@ class Scorer:
             f"reasoning_gym family {self._family.name!r}: no scorer starts ({'; '.join(failures)})"
         )
 
-    def _running(self) -> ScorerProcess:
+    def _running(self) -> WorkerProcess:
         if self._process is not None and not self._process.alive():
             self._drop()
         if self._process is None:

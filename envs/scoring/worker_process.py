@@ -6,11 +6,14 @@ import select
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import IO, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -21,6 +24,7 @@ from envs.scoring.worker import MAX_FRAME, frame
 Sandbox = Literal["auto", "bwrap", "process"]
 
 HELP_DEADLINE_S = 10.0
+STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
 @dataclass(frozen=True)
@@ -74,13 +78,17 @@ def ways_to_start(family: Family, sandbox: Sandbox) -> list[Wrap]:
     return [*ways, PROCESS] if sandbox == "auto" and not family.runs_answers else ways
 
 
-def bubblewrap_command(wrap: Wrap, command: list[str]) -> list[str]:
+def bubblewrap_command(wrap: Wrap, command: list[str], *, for_programs: bool = False) -> list[str]:
     """Wrap a command in bubblewrap: it sees only the system, Python and this package, all read-only.
 
     It has no network, its own processes and an empty /tmp. The command is the first of its processes, so it
     sees no process of bubblewrap. Without a user namespace ("bwrap") the caller has to be root, and the worker
     changes to an unprivileged user itself. That needs two capabilities and is stronger, because limits on
     processes do not hold for root. Any other user needs a user namespace ("bwrap-userns").
+
+    Args:
+        for_programs: whether programs of a model run inside. They see the standard library and `envs.scoring`, no
+            folder that can be written, four devices and no /proc.
 
     Raises:
         OSError: bubblewrap cannot be started.
@@ -89,6 +97,9 @@ def bubblewrap_command(wrap: Wrap, command: list[str]) -> list[str]:
     python = {Path(p) for p in (sys.prefix, sys.base_prefix, *sys.path) if p and Path(p).is_dir()}
     package = Path(__file__).resolve().parents[1]
     python -= {package.parent, Path.cwd(), Path("/")}
+    if for_programs:
+        # The folder of the user's own code may hold the rows, with their tests.
+        python, package = {Path(sys.base_prefix), Path(STANDARD_LIBRARY)}, Path(__file__).resolve().parent
     binds = [*roots, *sorted(python), package]
     words = [wrap.program, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--as-pid-1"]
     words += ["--unshare-cgroup-try"]
@@ -99,14 +110,20 @@ def bubblewrap_command(wrap: Wrap, command: list[str]) -> list[str]:
     words += ["--cap-drop", "ALL"]
     if wrap.name == "bwrap":
         words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    words += ["--die-with-parent", "--new-session", "--proc", "/proc", "--dev", "/dev"]
-    words += ["--size", str(16 << 20), "--tmpfs", "/tmp"]
+    words += ["--die-with-parent", "--new-session"]
+    if not for_programs:
+        words += ["--proc", "/proc", "--dev", "/dev", "--size", str(16 << 20), "--tmpfs", "/tmp"]
     # bubblewrap makes missing folders above a bound one with mode 700, of root. Some imports come later, when
     # the worker is an unprivileged user.
     for above in sorted({above for path in binds for above in path.parents} - {Path("/")}):
         words += ["--perms", "0755", "--dir", str(above)]
     for path in binds:
         words += ["--ro-bind-try", str(path), str(path)]
+    if for_programs:
+        words += ["--perms", "0755", "--dir", "/dev"]
+        for device in ("null", "zero", "random", "urandom"):
+            words += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+        words += ["--remount-ro", "/"]
     return [*words, "--chdir", "/", "--", *command]
 
 
@@ -130,29 +147,55 @@ KILL_DEADLINE_S = 5.0
 LONGEST_LINE = 300
 
 
-class ScorerProcess:
+class Form(NamedTuple):
+    """How messages to and from a worker look as bytes.
+
+    Attributes:
+        frame: returns the bytes of a message, with its length of 4 bytes in front.
+        parse: reads a message behind its length; raises ValueError for nonsense.
+        most: longest message in bytes.
+    """
+
+    frame: Callable[[dict[str, Any]], bytes]
+    parse: Callable[[bytes], dict[str, Any]]
+    most: int
+
+
+SCORER_FORM = Form(frame, partial(msgspec.msgpack.decode, type=dict[str, Any]), MAX_FRAME)
+
+
+class WorkerProcess:
     """One worker process and its pipes. Calls block, and there is one request at a time.
+
+    Args:
+        module: module that the process runs.
+        opening: first message; whether bubblewrap is used is added.
+        wrap: way to start it.
+        form: form of the messages.
+        for_programs: see `bubblewrap_command`.
 
     Raises:
         TimeoutError: the worker did not answer within `START_DEADLINE_S`.
         ScorerFailed: the worker cannot be started, ended, or sent nonsense.
     """
 
-    def __init__(self, family: Family, wrap: Wrap) -> None:
-        command = [sys.executable, "-m", "envs.scoring.worker"]
-        opening = {"family": family.name, "config": family.config, "seed": family.seed}
-        opening |= {"heldout_share": family.heldout_share, "apart": family.runs_answers}
-        opening["bubblewrap"] = wrap != PROCESS
+    def __init__(
+        self, module: str, opening: dict[str, Any], wrap: Wrap, form: Form, *, for_programs: bool = False
+    ) -> None:
+        self._form = form
+        # Programs of a model have the standard library only, and so has what starts them.
+        python = [os.path.realpath(sys.executable), "-S"] if for_programs else [sys.executable]
+        command = [*python, "-m", module]
         # bubblewrap says here why it cannot start. Inside, the library's imports print warnings here, too.
         with tempfile.TemporaryFile() as noise:
             try:
                 if wrap != PROCESS:
-                    command = bubblewrap_command(wrap, command)
+                    command = bubblewrap_command(wrap, command, for_programs=for_programs)
                 self._process = _start(command, None if wrap == PROCESS else noise)
             except OSError as error:
                 raise ScorerFailed(f"{command[0]}: {error.strerror}") from None
             try:
-                self.opened = self.request(opening, START_DEADLINE_S)
+                self.opened = self.request({**opening, "bubblewrap": wrap != PROCESS}, START_DEADLINE_S)
             except ScorerFailed as error:
                 self.close()
                 raise ScorerFailed(f"{error}{_last_line(noise)}") from None
@@ -176,15 +219,15 @@ class ScorerProcess:
         """
         until = time.monotonic() + deadline_s
         try:
-            self._write(frame(message), until)
+            self._write(self._form.frame(message), until)
         except BrokenPipeError:
             raise self._has_ended() from None
         size = int.from_bytes(self._read(4, until), "little")
-        if size > MAX_FRAME:
-            raise ScorerFailed(f"scorer process {self.pid}: reply of {size} bytes, at most {MAX_FRAME}")
+        if size > self._form.most:
+            raise ScorerFailed(f"scorer process {self.pid}: reply of {size} bytes, at most {self._form.most}")
         try:
-            return msgspec.msgpack.decode(self._read(size, until), type=dict[str, Any])
-        except msgspec.MsgspecError as error:
+            return self._form.parse(self._read(size, until))
+        except (msgspec.MsgspecError, ValueError) as error:
             raise ScorerFailed(f"scorer process {self.pid} sent nonsense: {error}") from None
 
     def close(self) -> None:
@@ -230,6 +273,13 @@ class ScorerProcess:
                 raise self._has_ended()
             pieces += piece
         return bytes(pieces)
+
+
+def scorer_process(family: Family, wrap: Wrap) -> WorkerProcess:
+    """Start the worker of a scorer, see `WorkerProcess`."""
+    opening = {"family": family.name, "config": family.config, "seed": family.seed}
+    opening |= {"heldout_share": family.heldout_share, "apart": family.runs_answers}
+    return WorkerProcess("envs.scoring.worker", opening, wrap, SCORER_FORM)
 
 
 def _start(command: list[str], stderr: IO[bytes] | None) -> subprocess.Popen[bytes]:

@@ -13,7 +13,14 @@ from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
 from envs.rows.prompts import RawPrompt
 from envs.rows.reading import DataRow, shown_name
-from envs.rows.reward_functions import RewardFunction, check_columns, close_judges, load_reward_functions
+from envs.rows.reward_functions import (
+    RewardFunction,
+    check_columns,
+    check_rows,
+    close_judges,
+    load_reward_functions,
+    program_gauges,
+)
 from envs.rows.suite import RowsSuite
 from envs.tools.episode import ENVIRONMENTS, OWN, CallCounts, ToolsEpisode, rewards_of
 from envs.tools.mcp_server import McpServer
@@ -86,6 +93,7 @@ class ToolsSuite:
         if isinstance(heldout, str):
             columns = [*self._rows.columns["heldout"], ENVIRONMENTS]
             check_columns(self._functions, columns, shown_name(heldout))
+        check_rows(self._functions, self._rows.rows())
         self._correct = _deciding_reward(correct, self._kind, self._functions)
         self._servers: list[McpServer] = []
         self._start(mcp or [])
@@ -173,6 +181,7 @@ class ToolsSuite:
         counts = self._counts
         return {
             **self._rows.gauges(),
+            **program_gauges(self._functions),
             "tool_calls_total": counts.calls,
             "tool_calls_unreadable_total": counts.unreadable,
             "tool_calls_failed_total": counts.failed,

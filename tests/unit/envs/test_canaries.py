@@ -50,7 +50,7 @@ class Worker:
 @pytest.fixture
 def scorer(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/bwrap")
-    monkeypatch.setattr(scorer_module, "ScorerProcess", Worker)
+    monkeypatch.setattr(scorer_module, "scorer_process", Worker)
     Worker.started = 0
     scorer = Scorer(Family("n_queens"), "bwrap")
     yield scorer

@@ -31,6 +31,8 @@ CALLS = {
     "load_checkpoint",
 }
 """The last one is DeepSpeed's, which unpickles."""
+CONFINED = {"envs/scoring/program_process.py": 3}
+"""Calls of `exec` in files that run in bubblewrap only: running what a model wrote is their purpose."""
 
 
 def offences(source, name):
@@ -60,7 +62,11 @@ def _call(node, name):
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_source_unpickles(path):
-    assert list(offences(path.read_text(), str(path.relative_to(ROOT)))) == []
+    found, name = list(offences(path.read_text(), str(path.relative_to(ROOT)))), str(path.relative_to(ROOT))
+    if name in CONFINED:
+        assert [one.rpartition(" ")[2] for one in found] == ["exec"] * CONFINED[name]
+    else:
+        assert found == []
 
 
 @pytest.mark.parametrize(
