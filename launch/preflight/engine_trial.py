@@ -2,16 +2,14 @@
 
 import argparse
 import importlib.util
-import subprocess
+import json
 import sys
 from pathlib import Path
 
 from actors.config import GeneratorConfig
 from launch.errors import ConfigError
+from launch.preflight.trial_process import NoAnswer, ask
 from launch.run_file.sections import RunConfig
-
-TRY_S = 300.0
-SHOWN_CHARS = 600
 
 
 def try_engine(config: RunConfig, folder: Path | None) -> list[str]:
@@ -31,33 +29,16 @@ def try_engine(config: RunConfig, folder: Path | None) -> list[str]:
     if importlib.util.find_spec("vllm") is None:
         return ["vLLM is not installed on this host, so whether it can load the model was not tried"]
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "launch.preflight.engine_trial", str(folder), generator.model_dump_json()],
-            capture_output=True,
-            text=True,
-            timeout=TRY_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return [
-            f"whether vLLM can load the model could not be tried: it did not come to an end within {TRY_S:g} s"
-        ]
-    if done.returncode:
-        reason = done.stderr.strip().rpartition("\n")[2][:SHOWN_CHARS]
-        return [f"whether vLLM can load the model could not be tried: {reason}"]
-    # vLLM prints to standard output, too.
-    told = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if told:
-        raise ConfigError(f"model.path: {told[0]}")
+        found = ask("launch.preflight.engine_trial", str(folder), generator.model_dump_json())
+    except NoAnswer as error:
+        return [f"whether vLLM can load the model could not be tried: {error}"]
+    if found.wrong:
+        raise ConfigError(f"model.path: {found.wrong[0]}")
     return []
 
 
-MARK = "offbeat: "
-"""Begins the line with the result."""
-
-
 def main() -> None:
-    """Print why vLLM has no way to load the model of a folder, if it has none."""
+    """Write why vLLM has no way to load the model of a folder, if it has none."""
     from actors.errors import ModelNotLoaded
     from actors.generator.vllm_engine.engine import (
         described_to_vllm,
@@ -80,10 +61,12 @@ def main() -> None:
     described = engine_arguments(config, model=str(arguments.folder), seed=0, cpu=current_platform.is_cpu())
     described["weight_transfer_config"] = WeightTransferConfig(**described["weight_transfer_config"])
     allow_on_cpu()
+    wrong = []
     try:
         described_to_vllm(vllm, described)
     except ModelNotLoaded as error:
-        sys.stdout.write(f"{MARK}{error}\n")
+        wrong.append(str(error))
+    sys.stdout.write("\n" + json.dumps({"wrong": wrong, "remarks": []}) + "\n")
 
 
 if __name__ == "__main__":

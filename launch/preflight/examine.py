@@ -5,12 +5,9 @@ configuration, takes a few tasks of each split, and counts the tokens of their f
 """
 
 import asyncio
-import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,6 +55,7 @@ from launch.preflight.model_limits import (
     undivided_heads,
     without_experts,
 )
+from launch.preflight.trial_process import NoAnswer, ask
 from launch.run_file.load import context_of, read_description
 from launch.run_file.sections import RunConfig
 from launch.run_folder import check_place
@@ -311,14 +309,8 @@ def without_trackers(config: RunConfig) -> Iterator[str]:
         yield f"run.trackers names {name}, whose package is not installed: pip install '.[{name}]'"
 
 
-TRY_FORMULAS_S = 300.0
-"""Longest that formulas of the user's own are tried, torch's import included."""
-
-
 def try_formulas(config: RunConfig) -> list[str]:
     """Try formulas of the user's own on made-up tokens and trajectories, and return remarks.
-
-    A process of its own does it, because the caller may live as long as the run and must not keep the memory of torch.
 
     Raises:
         ConfigError: a formula cannot be loaded, or returned what cannot be trained.
@@ -326,28 +318,12 @@ def try_formulas(config: RunConfig) -> list[str]:
     if not any(own_formulas(config.learner, "learner")):
         return []
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "learner.update.formula_probe"],
-            input=config.learner.model_dump_json(),
-            capture_output=True,
-            text=True,
-            timeout=TRY_FORMULAS_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(
-            f"[learner]: a formula of your own did not come to an end within {TRY_FORMULAS_S:g} s"
-        ) from None
-    if done.returncode != 0:
-        raise ConfigError(
-            f"[learner]: formulas of your own could not be tried: {done.stderr.strip()[-2000:]}"
-        )
-    # What the user's files print comes before the last line.
-    found = json.loads(done.stdout.strip().rpartition("\n")[2])
-    if found["wrong"]:
-        raise ConfigError("\n".join(found["wrong"]))
-    remarks: list[str] = found["remarks"]
-    return remarks
+        found = ask("learner.update.formula_probe", text=config.learner.model_dump_json())
+    except NoAnswer as error:
+        raise ConfigError(f"[learner]: formulas of your own could not be tried: {error}") from None
+    if found.wrong:
+        raise ConfigError("\n".join(found.wrong))
+    return found.remarks
 
 
 def _renderer(config: RunConfig, folder: Path) -> Renderer:

@@ -7,7 +7,7 @@ there. ``python -m launch.preflight.model_limits FOLDER LORA`` tries adapters in
 
 import argparse
 import importlib.util
-import subprocess
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 
 from broker.core.records import ENVELOPE_BYTES
 from launch.errors import ConfigError
+from launch.preflight.trial_process import NoAnswer, ask
 from launch.run_file.sections import RunConfig
 from learner.settings.learner import LoraConfig
 from protocol.arrays import TOKEN_ARRAYS
@@ -169,15 +170,8 @@ def _queued(config: RunConfig, each: int) -> list[str]:
     ]
 
 
-TRY_S = 300.0
-SHOWN_CHARS = 600
-
-
 def try_adapters(config: RunConfig, folder: Path | None) -> list[str]:
     """Return remarks on the run's adapters: that they could not be tried, if so; the learner tries them in any case.
-
-    A process of its own makes the model, because the caller may live as long as the run and must not keep the memory
-    of torch.
 
     Args:
         folder: folder with the model's config.json; None for a tiny model that is not made yet.
@@ -195,19 +189,13 @@ def try_adapters(config: RunConfig, folder: Path | None) -> list[str]:
         )
     if folder is None:
         return []
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.preflight.model_limits", str(folder), lora.model_dump_json()],
-        capture_output=True,
-        text=True,
-        timeout=TRY_S,
-        check=False,
-    )
-    if done.returncode != 0:
-        # The last line of a traceback says what went wrong. Some models cannot be made without weights.
-        reason = done.stderr.strip().rpartition("\n")[2][:SHOWN_CHARS]
-        return [f"[learner.lora] could not be tried before the learner tries it: {reason}"]
-    if problem := done.stdout.strip():
-        raise ConfigError(problem)
+    try:
+        found = ask("launch.preflight.model_limits", str(folder), lora.model_dump_json())
+    except NoAnswer as error:
+        # Some models cannot be made without weights.
+        return [f"[learner.lora] could not be tried before the learner tries it: {error}"]
+    if found.wrong:
+        raise ConfigError(found.wrong[0])
     return []
 
 
@@ -231,14 +219,15 @@ def problem_of(folder: Path, lora: LoraConfig) -> str:
 
 
 def main() -> None:
-    """Print why the model of a folder cannot have these adapters, if it cannot."""
+    """Write why the model of a folder cannot have these adapters, if it cannot."""
     parser = argparse.ArgumentParser(prog="python -m launch.preflight.model_limits", description=main.__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument(
         "lora", type=LoraConfig.model_validate_json, help="content of [learner.lora], as JSON"
     )
     arguments = parser.parse_args()
-    sys.stdout.write(problem_of(arguments.folder, arguments.lora))
+    problem = problem_of(arguments.folder, arguments.lora)
+    sys.stdout.write(json.dumps({"wrong": [problem] if problem else [], "remarks": []}) + "\n")
 
 
 if __name__ == "__main__":
