@@ -29,6 +29,7 @@ from envs.registry import EnvConfig, make_suite
 from protocol.codec import AnyMessage
 from protocol.messages.episodes import CancelTask, LeaseTask, SegmentAck, SegmentCredit
 from protocol.messages.peers import Drain, Generators, Hello, Refused
+from protocol.processes import supervised
 from protocol.session import Progress
 from protocol.sockets import AsyncLink
 
@@ -238,17 +239,25 @@ class Actor:
 
     async def _drain(self) -> None:
         """Let episodes end, give up the rest, then wait briefly for the broker's acknowledgements."""
-        await self._episodes.drain(0 if self._fatal else self._config.drain_timeout_s)
+        # Nobody trains on an episode that ends behind the end of the run.
+        at_once = self._fatal or self._run_is_over
+        await self._episodes.drain(0 if at_once else self._config.drain_timeout_s)
         await self._sender.emptied(0 if self._fatal else ACK_TIMEOUT_S)
 
 
 def _hello(name: str) -> Hello:
+    told = supervised(os.environ)
     return Hello(
         role="actor",
         peer=name,
         incarnation=time.time_ns() // 1_000_000,
         host=socket.gethostname(),
         pid=os.getpid(),
+        on_host=told.host,
+        job=told.job,
+        restarts=told.restarts,
+        died=told.died,
+        digest=told.digest,
     )
 
 

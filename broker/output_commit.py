@@ -549,6 +549,10 @@ class OutputCommit:
     def drain(self, reason: str, now: float) -> list[Send]:
         return self._may_leave(self.dispatcher.drain(reason, now))
 
+    def ask_to_leave(self, name: str, reason: str, now: float) -> list[Send]:
+        """Ask a peer, or all peers of a host, to finish; return the messages that may leave at once."""
+        return self._may_leave(self.dispatcher.ask_to_leave(name, reason, now))
+
     # --- messages out -------------------------------------------------------------------------------------
 
     def _may_leave(self, actions: list[Send]) -> list[Send]:

@@ -41,6 +41,7 @@ from protocol.security.guard import Admission, Connection, Guard, GuardedSocket
 from protocol.security.http import require_token, scheme, serving
 from protocol.security.keys import AllowList, Principal
 from protocol.sockets import AsyncSocket, router
+from protocol.wanted import FILE, WantedFile
 
 log = logging.getLogger(__name__)
 
@@ -399,6 +400,9 @@ class HttpPages:
 
 
 TICK_S = 0.05
+LOOK_S = 1.0
+"""Time between two looks at the file of what a user wants."""
+ASKED = "asked by `offbeat drain` or `offbeat scale`"
 HTTP_STOP_S = 1.0
 COMING_AND_GOING = (Hello, Goodbye)
 
@@ -413,6 +417,7 @@ def serve(
     keys: Path | None = None,
     http_keys: Path | None = None,
     limits: Limits = FOR_EVER,
+    digest: str = "",
 ) -> bool:
     """Serve until SIGTERM, or until a learner says that the run is over; then drain. Return whether the run is over.
 
@@ -423,6 +428,7 @@ def serve(
         keys: folder of the keys. None: nothing is encrypted, and the broker listens to this machine only.
         http_keys: folder of the keys for HTTP with TLS and a token. None: HTTP is open to this machine.
         limits: how long it waits for peers.
+        digest: digest of the run, see `protocol.digest`; "": peers of any digest are admitted.
 
     Raises:
         AddressRefused: other hosts can reach an address, and there are no keys.
@@ -437,7 +443,9 @@ def serve(
     allow_many_connections()
     try:
         output_commit = OutputCommit.open(config, run, max_policy_lag, journal, accept_loss, limits)
-        asyncio.run(Service(config, output_commit, keys, http_keys).run(host, port))
+        output_commit.dispatcher.digest = digest
+        wanted = WantedFile(journal.parent / FILE) if journal is not None else None
+        asyncio.run(Service(config, output_commit, keys, http_keys, wanted).run(host, port))
         return output_commit.dispatcher.over
     finally:
         # The linger lets the last answers leave.
@@ -445,16 +453,26 @@ def serve(
 
 
 class Service:
-    """Sockets and clock around an `OutputCommit`."""
+    """Sockets and clock around an `OutputCommit`.
+
+    Args:
+        wanted: file in which a user writes who is to leave; None: there is no run folder.
+    """
 
     def __init__(
-        self, config: BrokerConfig, output_commit: OutputCommit, keys: Path | None, http_keys: Path | None
+        self,
+        config: BrokerConfig,
+        output_commit: OutputCommit,
+        keys: Path | None,
+        http_keys: Path | None,
+        wanted: WantedFile | None = None,
     ) -> None:
         self._config, self._output_commit, self._dispatcher = config, output_commit, output_commit.dispatcher
         self._keys, self._http_keys = keys, http_keys
         self._peers = PeerSocket(self._dispatcher.state.ledger)
         self._admitted: AllowList | None = None
         """Allow-list of which the dispatcher knows."""
+        self._wanted, self._asked_at, self._looked = wanted, time.time(), -LOOK_S
         self._stop = asyncio.Event()
         self._flushing = self._ended = False
         self._broken: BrokerError | None = None
@@ -471,6 +489,7 @@ class Service:
                 await self._bind_http(stack, host, port)
                 while not self._stop.is_set() and not self._dispatcher.over:
                     self._look_at_keys(time.monotonic())
+                    self._look_at_wanted(time.monotonic())
                     self._act(self._output_commit.tick(time.monotonic()))
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._stop.wait(), TICK_S)
@@ -530,6 +549,18 @@ class Service:
         if len(keys) > MAX_ITEMS:
             log.error("%d keys of actors, generators admit %d of them; remove some", len(keys), MAX_ITEMS)
         self._act(self._output_commit.admit(keys[:MAX_ITEMS], identities.revoked(), now))
+
+    def _look_at_wanted(self, now: float) -> None:
+        """Ask those to leave whom the user has named since the last look. Wishes from before the start are old."""
+        if self._wanted is None or now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        wanted = self._wanted.changed()
+        new = [one for one in wanted.leaving if one.at > self._asked_at] if wanted is not None else []
+        for one in new:
+            log.info("%s is asked to leave", one.name)
+            self._act(self._output_commit.ask_to_leave(one.name, ASKED, now))
+        self._asked_at = max([self._asked_at, *(one.at for one in new)])
 
     # --- messages -----------------------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ from protocol.gauges import BY_ROLE, Gauge, table
 
 BROKER = table(
     [
+        Gauge("generators", "peers", "connected generators"),
+        Gauge("actors", "peers", "connected actors"),
         Gauge("queue_depth_segments", "segments", "segments held for the learner"),
         Gauge("queued_bytes", "bytes", "bytes of the segments held for the learner"),
         Gauge("tasks_queued", "tasks", "tasks that wait for an actor"),
@@ -59,6 +61,28 @@ FLEET = table(
     ]
 )
 """Gauges of all hosts together; metrics show them as ``fleet/name``."""
+
+HOSTS = table(
+    [
+        Gauge("count", "hosts", "hosts beside the learner's that are there (`offbeat host`)"),
+        Gauge("joined_total", "hosts", "hosts that have joined since the broker started", "total"),
+        Gauge("lost_total", "hosts", "hosts that have gone without a Goodbye", "total"),
+        Gauge(
+            "leases_lost_total", "tasks", "tasks that lost hosts had, and that were dealt out again", "total"
+        ),
+        Gauge(
+            "tokens_per_second",
+            "tokens/s",
+            "action tokens that a host samples per second, as `hosts/tokens_per_second/NAME`; beyond 32 hosts `others`",
+        ),
+        Gauge(
+            "policy_lag",
+            "versions",
+            "how far the last generator of a host is behind, as `hosts/policy_lag/NAME`; beyond 32 hosts `others`",
+        ),
+    ]
+)
+"""Gauges of hosts; metrics show them as ``hosts/name``."""
 
 
 Status = Mapping[str, Any]
@@ -246,6 +270,7 @@ def status(dispatcher: Dispatcher, now: float, **more: dict[str, Any]) -> dict[s
         "lineage": lineage.lineage if lineage else 0,
         "delivery_unit": state.assembly.mode,
         "peers": [_peer(dispatcher, peer, now) for peer in state.peers],
+        "hosts": state.hosts.page(state.peers, dispatcher.learners.policy_version, now),
         "generators_offered": dispatcher.generators.offered,
         "queues": _queues(state),
         "fleet": {
@@ -305,6 +330,7 @@ def _peer(dispatcher: Dispatcher, peer: Peer, now: float) -> dict[str, Any]:
         "name": peer.name,
         "role": peer.role,
         "host": peer.hello.host,
+        "on_host": peer.hello.on_host,
         "pid": peer.hello.pid,
         "incarnation": peer.hello.incarnation,
         "silent_s": round(now - peer.heard, 3),
@@ -372,7 +398,8 @@ class _Metrics(Collector):
 
 def _meaning(name: str) -> str:
     role, _, gauge = name.partition("/")
-    declared = {**BY_ROLE, "broker": BROKER, "fleet": FLEET}.get(role, {}).get(gauge)
+    own = {**BY_ROLE, "broker": BROKER, "fleet": FLEET, "hosts": HOSTS}
+    declared = own.get(role, {}).get(gauge.partition("/")[0])
     if declared is None:
         return "Declared nowhere: an environment's own, or a foreign peer's"
     return f"{declared.meaning} ({declared.unit})"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from launch.commands.hosts import add_host, add_ticket
+from launch.commands.hosts import add_drain, add_host, add_scale, add_ticket
 from launch.commands.keys import add_keys
 
 PLAN_TEXT = (
@@ -133,7 +133,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 GROUPS = {
     "every day": ("train", "check", "status", "samples", "recipes"),
     "look into a run, or plan one": ("eval", "journal", "retrain", "plan"),
-    "more hosts": ("ticket", "host"),
+    "more hosts": ("ticket", "host", "scale", "drain"),
     "prepare": ("model", "keys"),
     "one role by hand, in this terminal": (
         "broker",
@@ -171,7 +171,18 @@ RUN_FILE = "TOML file, or a name that `offbeat recipes` lists, for example spell
 OVERRIDES = "settings in place of the file's, for example learner.steps=20"
 WITH_CODES = (*BY_HAND, "host")
 """Commands whose exit code says whether another start could help, also if the command line refuses something."""
-NO_RUN_FILE = ("recipes", "status", "samples", "journal", "keys", "retrain", "ticket", "host")
+NO_RUN_FILE = (
+    "recipes",
+    "status",
+    "samples",
+    "journal",
+    "keys",
+    "retrain",
+    "ticket",
+    "host",
+    "scale",
+    "drain",
+)
 """Commands that read no run file, and so take no overrides."""
 
 
@@ -194,6 +205,8 @@ def parser() -> argparse.ArgumentParser:
     add_keys(commands)
     add_ticket(commands)
     add_host(commands)
+    add_scale(commands)
+    add_drain(commands)
     add_plan(commands)
     add_eval(commands)
     add_envs(commands, RUN_FILE, OVERRIDES)

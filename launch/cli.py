@@ -106,7 +106,7 @@ def run_without_file(args: argparse.Namespace) -> int:
             from launch.commands import keys
 
             return keys.run(args)
-        case "ticket" | "host":
+        case "ticket" | "host" | "scale" | "drain":
             from launch.commands import hosts
 
             return hosts.run(args)

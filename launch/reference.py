@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from broker.status import BROKER, FLEET
+from broker.status import BROKER, FLEET, HOSTS
 from envs.agent.session import GAUGES as AGENT
 from envs.gym.suite import GAUGES as GYMNASIUM
 from envs.remote.suite import GAUGES as REMOTE
@@ -193,6 +193,7 @@ SECTIONS: dict[str, tuple[str, Mapping[str, Gauge]]] = {
     "env": (ENV, {**ROWS, **TOOLS, **AGENT, **GYMNASIUM, **REMOTE, **SCORER}),
     "broker": ("broker/", BROKER),
     "fleet": ("fleet/", FLEET),
+    "hosts": ("hosts/", HOSTS),
     "evaluation": ("", EVALUATION),
     "evaluation_sets": ("", EVALUATION_SETS),
     "histograms": ("histogram/", HISTOGRAMS),

@@ -23,7 +23,7 @@ from launch.run_file.sections import RunConfig
 from launch.run_folder import http_keys, prepare_keys
 from learner.errors import NothingToLearn
 from protocol.errors import GpuUnusable, KeysUnusable, LinkDown
-from protocol.processes import die_with_parent
+from protocol.processes import die_with_parent, supervised
 from protocol.security.keys import key_pair, principal
 from protocol.sockets import BlockingLink, ThreadLink
 
@@ -96,6 +96,7 @@ def broker(config: RunConfig, folder: Path, keys: Path | None) -> bool:
         keys=keys,
         http_keys=http_keys(config, keys),
         limits=broker_limits(config),
+        digest=supervised(os.environ).digest,
     )
 
 

@@ -56,6 +56,8 @@ class Supervised:
     """Starts of this process before, under this supervisor."""
     died: str = ""
     """How the one before ended, with the last lines of its log."""
+    digest: str = ""
+    """Digest of the run: of a host's ticket, or for the broker of the run itself."""
 
 
 def supervised(environment: Mapping[str, str]) -> Supervised:
@@ -63,9 +65,9 @@ def supervised(environment: Mapping[str, str]) -> Supervised:
 
     Example:
         >>> supervised({SUPERVISED: '{"host": "gpu7", "restarts": 2}'})
-        Supervised(host='gpu7', job='', restarts=2, died='')
-        >>> supervised({SUPERVISED: "["}), supervised({})
-        (Supervised(host='', job='', restarts=0, died=''), Supervised(host='', job='', restarts=0, died=''))
+        Supervised(host='gpu7', job='', restarts=2, died='', digest='')
+        >>> supervised({SUPERVISED: "["}) == supervised({}) == Supervised()
+        True
     """
     try:
         told = json.loads(environment.get(SUPERVISED, "{}"))
@@ -74,6 +76,7 @@ def supervised(environment: Mapping[str, str]) -> Supervised:
             job=str(told.get("job", ""))[:200],
             restarts=max(0, int(told.get("restarts", 0))),
             died=str(told.get("died", ""))[:MAX_TOLD],
+            digest=str(told.get("digest", ""))[:200],
         )
     except (ValueError, TypeError, AttributeError):
         return Supervised()

@@ -33,7 +33,7 @@ from actors.generator.weights.staging import (
 from protocol.codec import AnyMessage
 from protocol.messages.fields import MAX_PATIENCE_S
 from protocol.messages.peers import ActorKeys, Drain, Hello, Refused, WeightsReady
-from protocol.processes import lock_of_environment
+from protocol.processes import lock_of_environment, supervised
 from protocol.security.addresses import check_endpoint, split_address
 from protocol.security.http import access, scheme
 from protocol.session import Progress
@@ -222,6 +222,7 @@ class Generator:
         )
 
     def _hello(self, endpoint: str, public_key: str) -> Hello:
+        told = supervised(os.environ)
         return Hello(
             role="generator",
             peer=self._name,
@@ -232,6 +233,11 @@ class Generator:
             endpoint=endpoint,
             weights_url=self._weights_url,
             public_key=public_key,
+            on_host=told.host,
+            job=told.job,
+            restarts=told.restarts,
+            died=told.died,
+            digest=told.digest,
         )
 
     def _joined(self) -> None:

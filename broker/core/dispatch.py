@@ -18,6 +18,7 @@ from broker.core.records import GroupClosed, MemoryStore, SegmentStore
 from broker.core.state import BrokerState, gauges_of
 from broker.core.tasks import why_tasks_invalid
 from protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES, AnyMessage, Buffer
+from protocol.digest import OTHER_DIGEST, difference
 from protocol.messages.episodes import (
     Checkpointed,
     Commit,
@@ -38,6 +39,7 @@ from protocol.messages.peers import (
     Welcome,
 )
 from protocol.session import MISSED_BEATS
+from protocol.wanted import of_host
 
 STATS_S = 1.0
 SWEEP_S = 0.2
@@ -87,6 +89,8 @@ class Dispatcher:
         limits: Limits = FOR_EVER,
     ) -> None:
         self.config, self.run, self._limits = config, run, limits
+        self.digest = ""
+        """Digest of the run, see `protocol.digest`; "": peers of any digest are admitted."""
         self.state = BrokerState(config, MemoryStore() if store is None else store, max_policy_lag, boot)
         self.actors = ActorSide(self.state)
         announcer = WeightsAnnouncer(self.state)
@@ -174,6 +178,18 @@ class Dispatcher:
             self._ask_to_leave(peer, reason, over=self.over)
         return self.follow(now)
 
+    def ask_to_leave(self, name: str, reason: str, now: float) -> list[Send]:
+        """Ask one peer, or all generators and actors of a host, to finish; return the actions.
+
+        Args:
+            name: name of the peer, or of the host.
+        """
+        meant = [peer for peer in self.state.peers if peer.name == name or of_host(peer.name, name)]
+        for peer in meant:
+            if peer.role != "learner":
+                self.state.outbox.send(peer.name, Drain(reason=reason))
+        return self.follow(now)
+
     def drained(self, now: float) -> bool:
         """Return whether the process may end: all peers have said Goodbye, or their time is over.
 
@@ -200,6 +216,7 @@ class Dispatcher:
         if known is not None and (known.hello.incarnation, known.role) != (hello.incarnation, hello.role):
             self._lose(known, now, fault=True)
         peer = self.state.peers.add(hello, now)
+        self.state.hosts.joined(peer, now)
         if hello.role == "learner":
             self.learners.joined(peer, now)
         elif hello.role == "actor":
@@ -218,6 +235,9 @@ class Dispatcher:
     def objection(self, name: str, hello: Hello) -> Refused | None:
         """Return the refusal that the peer ``name`` would get for this Hello, or None. Changes nothing."""
         refusal = self.state.peers.objection(name, hello)
+        if refusal is None and (differs := difference(self.digest, hello.digest)):
+            text = f"{hello.peer} {OTHER_DIGEST}: {differs}; make the ticket anew with `offbeat ticket`"
+            return Refused(code="wrong_digest", message=text, fatal=True)
         if refusal is None and hello.role == "learner":
             return self.learners.objection(hello)
         return refusal
@@ -241,6 +261,8 @@ class Dispatcher:
     def _lose(self, peer: Peer, now: float, *, fault: bool) -> None:
         """Remove a peer that was lost (``fault``) or left on purpose; its leases end as its role requires."""
         self.state.peers.remove(peer.name)
+        leases = len(self.state.tasks.held_by(peer.name)) if peer.role == "actor" else 0
+        self.state.hosts.left(peer, fault=fault, leases=leases)
         if peer.role == "actor":
             self.actors.left(peer, now, fault=fault)
             self.generators.actor_left(peer.name)

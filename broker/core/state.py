@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from broker.config import BrokerConfig
 from broker.core.fleet import Capacity
+from broker.core.hosts import Hosts
 from broker.core.peers import BrokerOutbox, Peers
 from broker.core.records import (
     AnyEvent,
@@ -53,6 +54,7 @@ class BrokerState:
         self.ledger = Ledger()
         self.peers = Peers()
         self.capacity = Capacity()
+        self.hosts = Hosts()
         self.flow = SegmentFlow(config)
         self.tasks = TaskQueue(
             self.ledger,
@@ -286,6 +288,9 @@ def gauges_of(state: BrokerState) -> dict[str, float]:
     return {
         **state.peers.gauges(),
         **state.capacity.gauges(),
+        **state.hosts.gauges(state.peers, state.published.version if state.published else 0),
+        "broker/generators": float(len(state.peers.of("generator"))),
+        "broker/actors": float(len(state.peers.of("actor"))),
         "broker/queue_depth_segments": float(len(state.store)),
         "broker/queued_bytes": float(state.store.nbytes),
         "broker/tasks_queued": float(state.tasks.queued),

@@ -1,14 +1,20 @@
-"""`offbeat ticket` and `offbeat host`: let a further host join a run, and run its generators and actors."""
+"""`offbeat ticket`, `host`, `scale` and `drain`: let further hosts join a run, change its size, and take hosts out."""
 
 import argparse
 import os
 import socket
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 TICKET_TEXT = (
     "write the one file that a further host needs to join a run, and print the command for that host"
 )
+SCALE_TEXT = "change the number of generators or actors of a run while it goes on"
+DRAIN_TEXT = "let a host, or one generator or actor of a host, end its work and leave a run"
+DRAINED_S = 180.0
+"""Default of the longest wait of `offbeat drain`."""
 HOST_TEXT = (
     "run generators and actors of a run on this host, until the run is over or the host is told to leave"
 )
@@ -55,9 +61,100 @@ def add_host(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     )
 
 
+def add_scale(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the arguments of `offbeat scale`."""
+    command = commands.add_parser("scale", help=SCALE_TEXT, description=SCALE_TEXT)
+    command.add_argument("run", type=Path, help="run folder of the head, for example runs/NAME")
+    command.add_argument(
+        "changes", nargs="+", metavar="ROLES=N", help="generators=6 actors=+2; the youngest leave first"
+    )
+
+
+def add_drain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the arguments of `offbeat drain`."""
+    command = commands.add_parser("drain", help=DRAIN_TEXT, description=DRAIN_TEXT)
+    command.add_argument("run", type=Path, help="run folder of the head, for example runs/NAME")
+    command.add_argument("name", help="name of a host, or of a generator or actor of one")
+    command.add_argument(
+        "--wait",
+        type=float,
+        default=DRAINED_S,
+        metavar="SECONDS",
+        help=f"longest wait until it has left; default: {DRAINED_S:g}",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
-    """Run `offbeat ticket` or `offbeat host`. Return the exit code."""
-    return write(args) if args.command == "ticket" else host(args)
+    """Run one of these commands. Return the exit code."""
+    return {"ticket": write, "host": host, "scale": scale, "drain": drain}[args.command](args)
+
+
+def scale(args: argparse.Namespace) -> int:
+    """Write how many generators and actors are wanted, and print before, after, and who does it."""
+    from launch.commands.status import find_run, supervised_now
+    from launch.fleet import wanted
+    from launch.supervise.broker_status import fetch
+    from launch.supervise.crew import read_state
+
+    folder, http, keys = _run_of(args.run, find_run)
+    changes = wanted.read_changes(args.changes)
+    peers = fetch(http, keys=keys)["peers"]
+    now = wanted.read(folder)
+    asked = {"generator": now.generators, "actor": now.actors}
+    processes = read_state(folder).get("processes", {})
+    plans = []
+    for role, change in changes.items():
+        started = sum(wanted.is_local(name) and name.startswith(role) for name in processes)
+        before = asked[role]
+        local = started if before is None else before
+        plans.append(wanted.plan(role, change, peers, local, supervised=supervised_now(folder)))
+    wanted.write(folder, plans)
+    for one in plans:
+        sys.stdout.write(f"{one.sentence()}\n")
+    return 0
+
+
+def drain(args: argparse.Namespace) -> int:
+    """Ask a host or peer to leave, and wait until it has. Return 0, or 1 if it is still there."""
+    from launch.commands.status import find_run
+    from launch.fleet import wanted
+    from launch.supervise.broker_status import fetch
+
+    folder, http, keys = _run_of(args.run, find_run)
+    names = wanted.members(args.name, fetch(http, keys=keys)["peers"])
+    wanted.write(folder, [], [args.name])
+    sys.stdout.write(f"{args.name}: {', '.join(names)} asked to end their work\n")
+    began = time.monotonic()
+    while time.monotonic() - began < args.wait:
+        there = {peer["name"] for peer in fetch(http, keys=keys)["peers"]}
+        left = [name for name in names if name in there]
+        if not left:
+            sys.stdout.write(f"{args.name} has left after {time.monotonic() - began:.0f} s\n")
+            return 0
+        time.sleep(POLL_S)
+    sys.stderr.write(
+        f"{', '.join(left)} is still there after {args.wait:g} s; `offbeat status` shows what it does\n"
+    )
+    return 1
+
+
+POLL_S = 0.5
+
+
+def _run_of(
+    given: Path, find_run: Callable[[str], tuple[Path | None, str, Path | None]]
+) -> tuple[Path, str, Path | None]:
+    """Return folder, address and keys of a run that goes on.
+
+    Raises:
+        ConfigError: there is no run folder of this name.
+    """
+    from launch.errors import ConfigError
+
+    folder, http, keys = find_run(str(given))
+    if folder is None:
+        raise ConfigError(f"{given}: name the run folder on the head, for example runs/NAME")
+    return folder, http, keys
 
 
 def write(args: argparse.Namespace) -> int:

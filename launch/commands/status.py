@@ -19,7 +19,7 @@ from launch.run_file.sections import RunConfig
 from launch.run_folder import BY_HAND, CONFIG, http_keys, keys_folder, load_config, megabytes
 from launch.supervise.broker_status import fetch
 from launch.supervise.crew import read_state
-from launch.supervise.health import BROKER
+from launch.supervise.health import BROKER, PEERS, role_of
 from launch.supervise.posts import LEARNER
 from launch.supervise.progress import episodes_lines, nothing_trained
 from launch.supervise.summary import summary_rows
@@ -100,6 +100,7 @@ def page(status: Mapping[str, Any], supervised: Mapping[str, Any], verbose: bool
         f"run {status['run']}: policy version {status['policy_version']}, learner's epoch {status['epoch']}",
         "",
         *table(status["peers"], supervised),
+        *hosts_lines(status.get("hosts", ())),
         "",
         "waits",
         *(f"  {line}" for line in status["waits"] or ["nobody waits"]),
@@ -128,12 +129,44 @@ def table(peers: Sequence[Mapping[str, Any]], supervised: Mapping[str, Any]) -> 
     joined = {peer["name"] for peer in peers}
     for name, process in known.items():
         if name not in joined and name != BROKER:
-            state = "joining" if alive(process["pid"]) else "down"
+            joins = role_of(name) in PEERS
+            state = ("joining" if joins else "works") if alive(process["pid"]) else "down"
             rows.append((name, state, "-", "-", "-", "-", str(process["restarts"]), f"pid {process['pid']}"))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
+
+
+def hosts_lines(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the table of hosts, with the last death on each; nothing if all processes are beside the learner.
+
+    Example:
+        >>> one = {"name": "gpu7", "job": "slurm 12_3", "generators": 1, "actors": 2, "tokens_per_second": 1234.5}
+        >>> one |= {"policy_lag": 1, "joined_s": 250.0, "restarts": 1, "died": "actor-gpu7-0 ended with code 1"}
+        >>> print("\\n".join(hosts_lines([one]))[1:])
+        host  job         generators  actors  tokens/s  lag  joined     restarts
+        gpu7  slurm 12_3  1           2       1,234     1    4 min ago  1
+          gpu7: last death: actor-gpu7-0 ended with code 1
+    """
+    if not hosts:
+        return []
+    rows = [("host", "job", "generators", "actors", "tokens/s", "lag", "joined", "restarts")]
+    deaths = []
+    for one in hosts:
+        lag = "-" if one["policy_lag"] is None else str(one["policy_lag"])
+        counts = str(one["generators"]), str(one["actors"]), f"{one['tokens_per_second']:,.0f}"
+        rows.append(
+            (one["name"], one["job"] or "-", *counts, lag, ago(one["joined_s"]), str(one["restarts"]))
+        )
+        if one["died"]:
+            first, *more = one["died"].splitlines()
+            deaths += [f"  {one['name']}: last death: {first}", *(f"    {line}" for line in more)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    return ["", *lines, *deaths]
 
 
 def all_of(section: Mapping[str, Any]) -> str:

@@ -20,12 +20,13 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from envs.registry import files_of
+from envs.registry import files_of, fingerprint
 from envs.user_code import ROOT, code_file
 from launch.errors import ConfigError
 from launch.run_file.sections import RunConfig
 from launch.run_folder import ASKED, CONFIG, keys_folder, load_config
 from protocol.codec import MAJOR, MINOR
+from protocol.digest import digest
 from protocol.errors import KeysUnusable
 from protocol.files import write_whole
 from protocol.section import Section
@@ -92,6 +93,8 @@ class Ticket(Section):
     """Content of the file of the user's own environment, by its path on the head."""
     others: dict[str, str] = Field(default_factory=dict)
     """Hashes of further files that the environment reads, which the host has to have, by path."""
+    digest: str = ""
+    """What all peers of the run must have alike, see `protocol.digest`."""
 
     def names_of_host(self, environment: Mapping[str, str], hostname: str) -> str:
         """Return the name of this host: the ticket's, or one made of its label and what tells hosts apart.
@@ -145,6 +148,7 @@ def make_ticket(folder: Path, *, host: str = "", label: str = "", address: str =
         model=_files_of_model(config),
         sources=sources,
         others=others,
+        digest=digest_of_run(config),
     )
 
 
@@ -296,6 +300,39 @@ def digest_of(path: Path) -> str:
     return blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
 
+def digest_of_run(config: RunConfig) -> str:
+    """Return the digest of what all peers of a run must have alike: environment, model, tokenizer, product.
+
+    Of a model's folder, the small files count; the hashes of the large ones are in the ticket. The files of a model of
+    the hub are not looked at.
+
+    Args:
+        config: settings in force, with the hash of the environment's files.
+    """
+    env = blake2b(config.env.model_dump_json().encode(), digest_size=6)
+    env.update(fingerprint(config.env.name, config.env.params).encode())
+    try:
+        folder = model_folder(config)
+    except ConfigError:
+        folder = None
+    if folder is None:
+        model = config.model.path and blake2b(config.model.path.encode(), digest_size=6).hexdigest()
+    else:
+        model = blake2b(b"".join(map(_small, _served(folder))), digest_size=6).hexdigest()
+    return digest({"offbeat": product_version(), "env": env.hexdigest(), "model": model})
+
+
+def _small(path: Path) -> bytes:
+    """Return what the digest of a model takes of a file: name and length, and the hash if it is small."""
+    size = path.stat().st_size
+    content = digest_of(path) if size <= SMALL_BYTES else ""
+    return f"{path.name} {size} {content}\n".encode()
+
+
+SMALL_BYTES = 32 << 20
+"""Longest file of a model that its digest reads: tokenizers and settings are shorter, weights mostly longer."""
+
+
 def product_version() -> str:
     """Return the version of Offbeat: of the installed package, or of the source that runs."""
     try:
@@ -422,14 +459,14 @@ def refuse_other_files(ticket: Ticket) -> None:
         ConfigError: a file is missing or differs, one line each.
     """
     problems = []
-    for name, digest in ticket.others.items():
+    for name, there in ticket.others.items():
         path = Path(name)
         if not path.is_file():
             problems.append(
                 f"{path}: the environment of the run reads it, and it is not here; copy it from the head"
             )
-        elif (here := digest_of(path)) != digest:
-            problems.append(f"{path}: its hash is {here}, on the head {digest}; copy it from the head")
+        elif (here := digest_of(path)) != there:
+            problems.append(f"{path}: its hash is {here}, on the head {there}; copy it from the head")
     if problems:
         raise ConfigError("\n".join(problems))
 

@@ -19,7 +19,7 @@ from launch.run_file.sections import RunConfig
 from launch.servers import WEIGHTS
 from launch.supervise.broker_status import Answer
 from launch.supervise.health import BROKER, LearnerTime, Patience, Watchdog, WeightsHealth, role_of
-from launch.supervise.posts import ACTOR, LEARNER, Post, environment, limits, posts
+from launch.supervise.posts import ACTOR, LEARNER, Post, environment, limits, peer, posts
 from learner.run_files import PID_FILE, RESULT, weights_folder
 from protocol.files import write_whole
 
@@ -133,6 +133,8 @@ class Crew:
         self._gpus = visible_gpus()
         self._placement = placement(config, len(self._gpus), host)
         self._waiting: dict[str, tuple[str, ...]] = {}
+        self._retired: set[str] = set()
+        """Processes that drain because fewer are wanted. They are not started again."""
         self.broker_answered = False
         self._state = StateFile(folder, config.broker.http, self._note)
         self.learner_time = LearnerTime(config.run.max_minutes)
@@ -212,6 +214,7 @@ class Crew:
         """
         if self._state.unsaved:
             self._state.save(self.posts)
+        self._part_with_retired()
         for post in self.posts:
             if post.child is None or post.running or (post.name == LEARNER and self.finished()):
                 continue
@@ -223,6 +226,44 @@ class Crew:
             if post.due is not None and now >= post.due:
                 self._start_if_possible(post, now)
                 self._state.save(self.posts)
+
+    def resize(self, role: str, count: int) -> None:
+        """Have so many generators or actors: start what is missing, and drain the youngest beyond that number.
+
+        Args:
+            role: "generator" or "actor".
+        """
+        section = getattr(self._config, role)
+        if section.count == count:
+            return
+        config = self._config.model_copy(update={role: section.model_copy(update={"count": count})})
+        self._placement = placement(config, len(self._gpus))
+        self._config = config
+        wanted = [peer(config, role, number) for number in range(count)]
+        names = {post.name for post in wanted}
+        leave = [post for post in self.posts if role_of(post.name) == role and post.name not in names]
+        self._retired |= {post.name for post in leave}
+        for post in leave:
+            self._waiting.pop(post.name, None)
+        self.ask_to_end([post.name for post in leave])
+        # One that still drains keeps its name until it has ended; then `revive` starts it again.
+        self._retired -= names
+        known = {post.name for post in self.posts}
+        new = [post for post in wanted if post.name not in known]
+        self.posts += new
+        said = [f"draining {', '.join(post.name for post in leave)}"] if leave else []
+        said += [f"starting {', '.join(post.name for post in new)}"] if new else []
+        if said:
+            self._note(f"{count} {role}s are wanted: {'; '.join(said)}")
+        self.start([post.name for post in new], resume=self._resume)
+
+    def _part_with_retired(self) -> None:
+        """Forget the processes that were to leave and have ended."""
+        for post in [post for post in self.posts if post.name in self._retired and not post.running]:
+            self.posts.remove(post)
+            self._retired.discard(post.name)
+            self._watchdog.ended(post.name)
+            self._state.save(self.posts)
 
     def rests(self, post: Post) -> bool:
         """Return whether a process has done its part and stays away. One that was killed as hung has not."""
@@ -255,9 +296,9 @@ class Crew:
             RoleFailed: a process that hangs cannot be killed.
         """
         self.broker_answered |= answer.status is not None
-        for peer in answer.status["peers"] if answer.status is not None else ():
-            if peer["name"] == LEARNER:
-                self.learner_time.heard(peer)
+        for found in answer.status["peers"] if answer.status is not None else ():
+            if found["name"] == LEARNER:
+                self.learner_time.heard(found)
         if (self._folder / RESULT).exists():
             # The learner has written its result and left the broker, so silence while it exits is no fault.
             self._watchdog.ended(LEARNER)

@@ -32,6 +32,7 @@ from launch.supervise.broker_status import Poller, fetch
 from launch.supervise.crew import Crew
 from launch.supervise.health import PEERS, role_of
 from launch.supervise.posts import Post, posts_of_host
+from protocol.digest import OTHER_DIGEST
 from protocol.processes import SUPERVISED
 from protocol.security.addresses import is_loopback, split_endpoint
 from protocol.security.client import REFUSED_KEY, REVOKED
@@ -391,7 +392,7 @@ def _supervise(
         host=name,
         members=posts_of_host(config, name, arguments),
         at_rest=AT_REST,
-        about=lambda post: about(post, name, job),
+        about=lambda post: about(post, name, job, ticket.digest),
     )
     poller = Poller(config.broker.http, ask_with)
     try:
@@ -423,12 +424,12 @@ def await_head(http: str, keys: Path | None, course: HostCourse) -> None:
         time.sleep(POLL_S)
 
 
-def about(post: Post, host: str, job: str) -> dict[str, str]:
+def about(post: Post, host: str, job: str, digest: str) -> dict[str, str]:
     """Return the environment by which a process tells the broker of its supervisor, see `protocol.processes`."""
     died = post.backoff.reasons[-1] if post.backoff.reasons else ""
     if died and post.child is not None:
         died = f"{died}\n{post.child.own_tail(DEATH_LINES)}"[:DEATH_CHARS]
-    told = {"host": host, "job": job, "restarts": post.backoff.total, "died": died}
+    told = {"host": host, "job": job, "restarts": post.backoff.total, "died": died, "digest": digest}
     return {SUPERVISED: json.dumps(told)}
 
 
@@ -456,12 +457,12 @@ def _watch(crew: Crew, poller: Poller, course: HostCourse, folder: Path, note: C
                 crew.start_next([peer["name"] for peer in answer.status["peers"]])
         if not course.leaving:
             try:
-                _refuse_revoked(crew, folder)
+                _refuse_stranger(crew, folder)
                 crew.revive(now)
             except RoleFailed as error:
                 note(str(error))
                 failed = FINAL if any(post.child and post.is_final(folder) for post in crew.posts) else FAILED
-                failed = FINAL if isinstance(error, Revoked) else failed
+                failed = FINAL if isinstance(error, NotAdmitted) else failed
                 course.signalled(now)
         time.sleep(POLL_S)
 
@@ -474,19 +475,23 @@ ENDS = {
 """What the exit codes of a host say."""
 
 
-class Revoked(RoleFailed):
-    """The broker admits the key of this host no more."""
+class NotAdmitted(RoleFailed):
+    """The broker admits the key, or the settings, of this host no more."""
 
 
-def _refuse_revoked(crew: Crew, folder: Path) -> None:
-    """Find a process that has ended because the broker admits the host's key no more.
+FINAL_WORDS = (REVOKED[:40], REFUSED_KEY, OTHER_DIGEST)
+"""Words in the reasons of processes that the broker does not admit, and will not admit later."""
+
+
+def _refuse_stranger(crew: Crew, folder: Path) -> None:
+    """Find a process that has ended because the broker does not admit this host.
 
     Raises:
-        Revoked: there is one.
+        NotAdmitted: there is one.
     """
     for post in crew.posts:
         if post.child is None or post.running or not post.child.process.returncode:
             continue
         reason = errors.read_reason(folder, post.name)
-        if REVOKED[:40] in reason or REFUSED_KEY in reason:
-            raise Revoked(f"{post.name}: {reason}")
+        if any(words in reason for words in FINAL_WORDS):
+            raise NotAdmitted(f"{post.name}: {reason}")

@@ -6,11 +6,13 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from launch import run_folder
 from launch.errors import FINAL, NothingTrained, RoleFailed, leave_note, read_note
+from launch.fleet.ticket import digest_of_run
 from launch.processes import command_of_role, role_environment, spawn, stop, tail
 from launch.run_file.sections import RunConfig
 from launch.run_folder import http_keys, nothing_left, prepare_keys, what_changed
@@ -19,13 +21,15 @@ from launch.supervise.broker_status import Poller, fetch_weights_server
 from launch.supervise.crew import Crew
 from launch.supervise.health import BROKER, PEERS, role_of
 from launch.supervise.panel import Panel
-from launch.supervise.posts import BROKER_START_S, LEARNER
+from launch.supervise.posts import ACTOR, BROKER_START_S, LEARNER, Post
 from launch.supervise.progress import nothing_trained
 from launch.supervise.summary import Course, Summary, write_summary
 from learner.checkpoint_files import step_back
 from learner.run_files import CHECKPOINTS, METRICS, RESULT
 from protocol.files import write_whole
+from protocol.processes import SUPERVISED
 from protocol.security.http import scheme
+from protocol.wanted import FILE, WantedFile
 
 SIGNAL_WORDS: dict[int, str] = {
     signal.SIGINT: "Ctrl-C",
@@ -184,6 +188,8 @@ def keep_starts(runs: Path, took: Mapping[str, float]) -> None:
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
+LOOK_S = 1.0
+"""Time between two looks at how many generators and actors a user wants."""
 
 
 def train(
@@ -223,7 +229,7 @@ def train(
         run_folder.save_config(asked or config, folder / run_folder.ASKED)
         method = f", method {config.method}" if config.method else ""
         panel.note(f"{'resuming' if resume else 'run folder'} {folder}{method}")
-        crew = Crew(config, folder, note=panel.note)
+        crew = Crew(config, folder, note=panel.note, about=partial(about_run, config))
         try:
             prepare_model(config, folder, panel, interrupt)
             supervise(crew, config, folder, panel, interrupt, resume=bool(resume), from_step=from_step)
@@ -244,6 +250,11 @@ def train(
         summary = write_summary(config, folder, course, panel.note)
     panel.show(summary)
     return summary
+
+
+def about_run(config: RunConfig, post: Post) -> dict[str, str]:
+    """Return the environment by which the broker knows the digest of the run, see `protocol.processes`."""
+    return {SUPERVISED: json.dumps({"digest": digest_of_run(config)})} if post.name == BROKER else {}
 
 
 @contextlib.contextmanager
@@ -394,6 +405,9 @@ def watch(
         NothingTrained: interrupted before the learner had joined the broker.
     """
     asked_at, joined, before = 0.0, False, size_of(folder / METRICS)
+    wanted, looked = WantedFile(folder / FILE), 0.0
+    # What was wanted of an earlier start counts no more.
+    (folder / FILE).unlink(missing_ok=True)
     starting = Starting(crew.names, last_starts(config.run.dir))
     while not crew.finished():
         if answer := poller.take():
@@ -409,6 +423,9 @@ def watch(
             crew.examine_weights(answer)
         if not asked_at:
             crew.revive(time.monotonic())
+            if time.monotonic() - looked >= LOOK_S:
+                looked = time.monotonic()
+                resize(crew, wanted)
         panel.update(folder, config, restarts=crew.restarts, starting=starting.text)
         # A resumed learner finds whole batches, and may make steps before the broker's answer names it.
         if interrupt.asked and not joined and size_of(folder / METRICS) == before:
@@ -423,6 +440,16 @@ def watch(
     panel.update(folder, config, restarts=crew.restarts, last=True)
     if not (folder / RESULT).exists():
         raise crew.failed(LEARNER)
+
+
+def resize(crew: Crew, wanted: WantedFile) -> None:
+    """Start and drain generators and actors beside the learner, if the user wants other numbers than before."""
+    counts = wanted.changed()
+    if counts is None:
+        return
+    for role, count in (("generator", counts.generators), (ACTOR, counts.actors)):
+        if count is not None:
+            crew.resize(role, count)
 
 
 def show_joined(

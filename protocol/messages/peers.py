@@ -76,6 +76,19 @@ class Hello(Message, tag="hello", frozen=True):
 
     The broker refuses a key that is not the one of the connection, and passes it on to actors in Generators.
     """
+    on_host: Label = ""
+    """Written by a peer under `offbeat host`, since 4.5: name of its host. `/status` groups peers by it."""
+    job: Label = ""
+    """Written by a peer under `offbeat host`, since 4.5: name of the job that the host's engine has given it."""
+    restarts: Count = 0
+    """Written by a peer under `offbeat host`, since 4.5: starts of its name before, under the same supervisor."""
+    died: Prose = ""
+    """Written by a peer under `offbeat host`, since 4.5: how the process before it ended. `/status` shows it."""
+    digest: Label = ""
+    """Written by a peer under `offbeat host`, since 4.5: digest of the run for which its ticket was made.
+
+    The broker refuses a digest that differs from that of the run, and admits a peer without one.
+    """
 
 
 class Welcome(Message, tag="welcome", frozen=True):

@@ -146,10 +146,10 @@ def test_overrides_win_and_are_checked():
 
 def test_a_process_tells_of_the_one_before_it():
     (post, *_) = posts_of_host(of_host(ticket()), "gpu7")
-    assert supervised(about(post, "gpu7", "slurm 7")) == supervised(
-        {SUPERVISED: json.dumps({"host": "gpu7", "job": "slurm 7"})}
+    assert supervised(about(post, "gpu7", "slurm 7", "env=1")) == supervised(
+        {SUPERVISED: json.dumps({"host": "gpu7", "job": "slurm 7", "digest": "env=1"})}
     )
     post.backoff.reasons.append("killed")
     post.backoff.total = 1
-    told = supervised(about(post, "gpu7", ""))
+    told = supervised(about(post, "gpu7", "", ""))
     assert (told.restarts, told.died) == (1, "killed")
