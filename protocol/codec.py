@@ -329,7 +329,7 @@ def enclose(messages: Sequence[Sequence[Buffer]], *, addressed: bool = False) ->
         >>> from protocol.messages.episodes import TaskCredit
         >>> [envelope] = enclose([encode(TaskCredit(tasks=3)), encode(Drain())])
         >>> [decode(one)[0] for one in open_envelope(envelope)]
-        [TaskCredit(tasks=3, void=False), Drain(reason='')]
+        [TaskCredit(tasks=3, void=False), Drain(reason='', then='')]
     """
     # The common case where few messages are sent.
     if len(messages) < 2:

@@ -247,7 +247,7 @@ def encode_event(event: AnyEvent, at: float | None = None) -> bytes:
 
     Example:
         >>> decode_event(encode_event(GroupClosed(group_id="1g7"), 1.5))
-        GroupClosed(at=1.5, group_id='1g7')
+        GroupClosed(group_id='1g7', at=1.5)
     """
     return _encoder.encode(event if at is None else msgspec.structs.replace(event, at=at))
 
