@@ -54,7 +54,9 @@ ratios: setup           ## codec, batching, objective: not dearer than benchmark
 	$(BIN)/python -m benchmarks.ratios
 
 staleness: setup        ## reward over exact policy lag, every recipe; hours, resumable
-	$(BIN)/python -m benchmarks.staleness --plot build/staleness.png
+	$(BIN)/python -m benchmarks.frontier measure
+	$(BIN)/python -m benchmarks.frontier measure --stage second
+	$(BIN)/python -m benchmarks.frontier results --json build/frontier.json --plot build/staleness.png
 
 claims: setup           ## what methods do for their tasks, on paired seeds; an hour, resumable
 	$(BIN)/python -m benchmarks.claims --plot build/claims.png

@@ -41,7 +41,7 @@ COMMANDS = {
     "learner-shared": "learner --sizes 1M 10M 135M --lengths 'one prompt' 'three turns' --rounds 3",
     "plan-smollm2": "plan recipes/smollm2.toml --calibrate 60 --seconds 120",
     "ratios": "ratios",
-    "staleness": "staleness",
+    "frontier": "frontier results --plot docs/images/staleness.png",
     "versus_trl-sums": "versus_trl --tasks sums",
     "weights": "weights --repetitions 5",
 }

@@ -1,65 +1,158 @@
 """The same cells through the roles of a real run: a broker, a vLLM generator, an actor, and the learner of every run.
 
 The loop in one process is only worth something if it gives what the system gives. `benchmarks.real_system` runs a cell
-with the settings of `benchmarks.frontier.cells`, and the difference is compared with that of a cell run twice.
+with the settings of `benchmarks.frontier.cells`, the loop runs it three times with different samples, and the
+difference of the two systems is compared with the spread of the loop.
 """
 
 import argparse
+import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
-from benchmarks.frontier.cells import Cell, Found, config_of, fingerprint
-from benchmarks.report import commit
+from benchmarks.frontier.cells import Cell, config_of, settings_of
 
 CELLS = tuple(
     Cell(task, row, lag, 0, 1.0)
-    for task, lag in (("letters", 0), ("letters", 16), ("neighbours", 16))
-    for row in ("uncorrected", "grpo")
+    for task, row, lag in (
+        ("budget", "uncorrected", 0),
+        ("budget", "grpo", 16),
+        ("budget", "uncorrected", 4),
+        ("letters", "uncorrected", 16),
+        ("letters", "grpo", 16),
+    )
 )
 """Cells that are run through the real system."""
+REPEATS = 3
+COMPARED = ("score", "entropy", "ess")
+"""Numbers that are compared: mean return under the last version, and entropy and effective sample size in the second
+half of the run."""
+LEAST_NOISE = 0.02
+"""Noise below which a difference is not counted, because both evaluations are samples."""
+FACTOR = 3.0
+"""Multiple of the loop's spread by which the real system may differ."""
 
 
-def real(chosen: list[Cell], deadline: float) -> list[Found]:
-    """Run cells of one task, and so of one set of roles, through the real system, until the deadline."""
-    from benchmarks.real_system import running, train
+class Pair(Struct, frozen=True):
+    """A cell in both systems."""
 
-    found: list[Found] = []
-    with running(config_of(chosen[0])) as system:
-        for cell in chosen:
-            if time.monotonic() > deadline:
-                break
-            config = config_of(cell)
-            began = time.monotonic()
-            outcome = train(system, config, cell.seed)
-            found.append(
-                Found(
-                    cell.task, cell.row, cell.lag, cell.seed, cell.rate, cell.steps, cell.again,
-                    settings=fingerprint(config),
-                    score=outcome.score,
-                    start=outcome.start,
-                    curve=outcome.curve,
-                    exact=outcome.exact,
-                    seconds=round(time.monotonic() - began, 1),
-                    date=time.strftime("%Y-%m-%d"),
-                    commit=commit(),
-                )
-            )  # fmt: skip
-            sys.stderr.write(
-                f"{cell}: {outcome.score:.3f} in {outcome.seconds:.0f} s, exact {outcome.exact}\n"
+    task: str
+    row: str
+    lag: int
+    steps: int
+    settings: str
+    real: dict[str, float]
+    loop: list[dict[str, float]]
+    exact: bool
+    """Whether all tokens lagged as forced, in both."""
+    seconds: float
+    """Wall time in the real system."""
+    loop_seconds: float
+    """Wall time of one run of the loop."""
+
+    def differs(self, name: str) -> tuple[float, float]:
+        """Return the difference of the real system from the mean of the loop, and what is allowed."""
+        values = [one[name] for one in self.loop]
+        return abs(self.real[name] - statistics.fmean(values)), FACTOR * max(
+            LEAST_NOISE, statistics.stdev(values)
+        )
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all compared numbers are within the noise."""
+        return self.exact and all(found <= allowed for found, allowed in map(self.differs, COMPARED))
+
+
+def compared(cell: Cell, system: object) -> Pair:
+    """Run a cell in both systems.
+
+    Args:
+        system: the running roles, a `benchmarks.real_system.System`.
+    """
+    from benchmarks.frontier.loop import run_cell
+    from benchmarks.real_system import train
+    from envs.registry import make_suite
+    from launch.model import prepare
+
+    config = config_of(cell)
+    outcome = train(system, config, cell.seed)  # type: ignore[arg-type]
+    halves = {name: values[len(values) // 2 :] for name, values in outcome.diagnostics.items()}
+    real = {
+        "score": outcome.score,
+        "entropy": statistics.fmean(halves["learner/entropy_nats"]),
+        "ess": statistics.fmean(halves["learner/effective_sample_size"]),
+    }
+    model, suite = prepare(config), make_suite(config.env.name, config.env.params)
+    found, exact, began = [], outcome.exact, time.monotonic()
+    for again in range(REPEATS):
+        with tempfile.TemporaryDirectory() as folder:
+            one = run_cell(
+                config.learner, suite, model, seed=cell.seed, again=again, folder=Path(folder), probes=False
             )
-    return found
+        exact = exact and one.exact
+        found.append({"score": one.last, "entropy": one.numbers["entropy"], "ess": one.numbers["ess"]})
+    seconds = (time.monotonic() - began) / REPEATS
+    return Pair(
+        cell.task, cell.row, cell.lag, cell.steps, settings_of(cell), real, found, exact,
+        seconds=outcome.seconds, loop_seconds=seconds,
+    )  # fmt: skip
+
+
+def known(path: Path) -> list[Pair]:
+    """Return the pairs in a file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [msgspec.json.decode(line, type=Pair) for line in lines]
+
+
+def table(pairs: Sequence[Pair]) -> str:
+    """Return the comparison as a table."""
+    if not pairs:
+        return "The comparison with the real system is missing on this version."
+    head = [
+        "task",
+        "recipe",
+        "lag",
+        *(f"{name}: real, loop" for name in COMPARED),
+        "exact lag",
+        "within noise",
+    ]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for pair in pairs:
+        both = [
+            f"{pair.real[name]:.3f}, " + " / ".join(f"{one[name]:.3f}" for one in pair.loop)
+            for name in COMPARED
+        ]
+        verdicts = ["yes" if verdict else "no" for verdict in (pair.exact, pair.agrees)]
+        lines.append(f"| {pair.task} | {pair.row} | {pair.lag} | {' | '.join([*both, *verdicts])} |")
+    faster = statistics.median(pair.seconds / pair.loop_seconds for pair in pairs)
+    return "\n".join([*lines, "", f"The loop takes 1/{faster:.0f} of the real system's wall time (median)."])
 
 
 def agree(args: argparse.Namespace) -> None:
-    """Run what the file does not have yet, until the deadline."""
+    """Run what the file does not have yet, until the deadline; end with an error if a cell does not agree."""
+    from benchmarks.real_system import running
+
     deadline = time.monotonic() + 60 * args.minutes
-    lines = args.out.read_text(encoding="utf-8").splitlines() if args.out.exists() else []
-    known = {msgspec.json.decode(line, type=Found, strict=False).cell for line in lines}
+    done = {(p.task, p.row, p.lag, p.steps, p.settings) for p in known(args.out)}
+    cells = [replace(cell, steps=args.steps) if args.steps else cell for cell in CELLS[: args.cells]]
+    wanted = [c for c in cells if (c.task, c.row, c.lag, c.steps, settings_of(c)) not in done]
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    wanted = [cell for cell in CELLS if cell not in known]
     for task in dict.fromkeys(cell.task for cell in wanted):
-        for found in real([cell for cell in wanted if cell.task == task], deadline):
-            with open(args.out, "ab") as file:
-                file.write(msgspec.json.encode(found) + b"\n")
+        with running(config_of(next(cell for cell in wanted if cell.task == task))) as system:
+            for cell in (cell for cell in wanted if cell.task == task):
+                if time.monotonic() > deadline:
+                    break
+                pair = compared(cell, system)
+                with open(args.out, "ab") as lines:
+                    lines.write(msgspec.json.encode(pair) + b"\n")
+                sys.stderr.write(f"{pair}\n")
+    sys.stdout.write(table(known(args.out)) + "\n")
+    if bad := [pair for pair in known(args.out) if not pair.agrees]:
+        sys.exit(f"{len(bad)} cells in which the loop and the real system differ")

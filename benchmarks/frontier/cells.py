@@ -1,6 +1,5 @@
 """Tasks, rows and settings of the frontier's cells."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from benchmarks.report import fingerprint
 from launch.run_file.load import METHODS_FOLDER, check, load
 from launch.run_file.sections import RunConfig
 from learner.settings.algorithm import AlgorithmConfig
@@ -157,11 +157,10 @@ def config_of(cell: Cell) -> RunConfig:
     return config.model_copy(update={"learner": learner.model_copy(update=changes)})
 
 
-def fingerprint(config: RunConfig) -> str:
-    """Return a hash of all settings that a result depends on."""
-    parts = (config.model, config.env, config.learner)
-    text = "".join(part.model_dump_json() for part in parts)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+def settings_of(cell: Cell) -> str:
+    """Return a hash of all settings that a cell depends on."""
+    config = config_of(cell)
+    return fingerprint(config.model, config.env, config.learner)
 
 
 class Found(Struct, frozen=True):
@@ -175,7 +174,7 @@ class Found(Struct, frozen=True):
     steps: int
     again: int
     settings: str
-    """Hash of all settings, see `fingerprint`."""
+    """Hash of all settings, see `settings_of`."""
     score: float | None
     """Mean return in the last quarter of the run, see `loop.SCORED`; None if the run did not come to its end."""
     error: str = ""

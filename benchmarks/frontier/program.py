@@ -24,12 +24,11 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.frontier import cells, tables
-from benchmarks.frontier.cells import TASKS, Cell, Found, config_of, fingerprint, rows
+from benchmarks.frontier.cells import TASKS, Cell, Found, config_of, rows, settings_of
 from benchmarks.report import commit
 
 OUT = Path("build/frontier.jsonl")
 JSON = Path("benchmarks/results/frontier.json")
-ALONE = {"processes": 1, "nodes": 1}
 
 
 def measure(cell: Cell, *, probes: bool = True) -> Found:
@@ -42,7 +41,7 @@ def measure(cell: Cell, *, probes: bool = True) -> Found:
     config = config_of(cell)
     about = {
         **{name: getattr(cell, name) for name in ("task", "row", "lag", "seed", "rate", "steps", "again")},
-        "settings": fingerprint(config),
+        "settings": settings_of(cell),
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
     }
@@ -92,7 +91,7 @@ def missing(
     done = {(f.cell, f.settings) for f in found}
     for cell in plan(found):
         if cell not in prints:
-            prints[cell] = fingerprint(config_of(cell))
+            prints[cell] = settings_of(cell)
         if (cell, prints[cell]) not in done:
             return cell
     return None
@@ -127,7 +126,8 @@ def measure_all(args: argparse.Namespace) -> None:
         if cell is None:
             sys.stderr.write("nothing is missing\n")
             return
-        result = measure(cell)
+        # The sweep only has to choose a rate.
+        result = measure(cell, probes=cell.seed != cells.SWEEP_SEED)
         with open(args.out, "ab") as lines:
             lines.write(msgspec.json.encode(result) + b"\n")
         found.append(result)
@@ -182,8 +182,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     results.add_argument("--plot", type=Path)
     agreeing = verbs.add_parser("agree", help="run cells through the roles of a real run")
     agreeing.add_argument("--out", type=Path, default=OUT.with_name("frontier-agreement.jsonl"))
-    agreeing.add_argument("--measured", type=Path, default=OUT)
     agreeing.add_argument("--minutes", type=float, default=20.0)
+    agreeing.add_argument("--cells", type=int, help="only so many cells")
+    agreeing.add_argument("--steps", type=int, help="absent: those of the frontier")
     return parser.parse_args(arguments)
 
 

@@ -4,13 +4,14 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from benchmarks.frontier import agreement
 from benchmarks.frontier.cells import (
     ALWAYS,
     FIRST_LAGS,
@@ -135,30 +136,40 @@ class Results:
         return sorted(known, key=key, reverse=True)
 
 
+def of_all_tasks(table: Callable[[str], str]) -> str:
+    """Return the tables of all tasks, each below the name of its task."""
+    return "\n\n".join(f"**{task}**\n\n{table(task)}" for task in TASKS)
+
+
 def reward_table(results: Results, task: str) -> str:
     """Return reward over lag of the first stage, a line for each row."""
-    head = [
-        "recipe",
-        "optimizer steps a batch",
-        "rate",
-        *(f"lag {lag}" for lag in FIRST_LAGS),
-        "lag 16 / lag 0",
-    ]
+    lags = [f"lag {lag}" for lag in FIRST_LAGS]
+    head = ["recipe", "optimizer steps a batch", "rate", "seeds", *lags, "lag 16 / lag 0"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in results.rows(task):
         means = [results.first(task, row, lag) for lag in FIRST_LAGS]
         steps = optimizer_steps_per_update(algorithm_of(row)[0])
-        cells = [
-            named(row),
-            str(steps),
-            f"{results.rate(task, row):g}",
-            *map(shown, means),
-            share(means[-1], means[0]),
+        seeds = min(0 if mean is None else mean.seeds for mean in means)
+        shown_means = [
+            swept(results, task, row, lag) if mean is None else str(mean)
+            for lag, mean in zip(FIRST_LAGS, means, strict=True)
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    if absent := [row for row in rows() if row not in results.rows(task)]:
-        lines += ["", f"Missing, because the measurement ended before them: {', '.join(map(named, absent))}."]
+        cells = [anchored(row, task), str(steps), f"{results.rate(task, row):g}", str(seeds), *shown_means]
+        lines.append(f"| {' | '.join([*cells, share(means[-1], means[0])])} |")
+    absent = [row for row in rows() if row not in results.rows(task)]
+    if absent:
+        names = ", ".join(anchored(row, task) for row in absent)
+        lines += ["", f"Missing, because the measurement ended before them: {names}."]
     return "\n".join(lines)
+
+
+def swept(results: Results, task: str, row: str, lag: int) -> str:
+    """Return the reward of the sweep, for a row of which no seed was run; or that it is missing."""
+    rate = results.rate(task, row)
+    for f in results.found:
+        if (f.task, f.row, f.lag, f.rate, f.seed) == (task, row, lag, rate, SWEEP_SEED):
+            return f"{f.score or 0.0:.2f} (sweep)"
+    return MISSING
 
 
 def long_table(results: Results, task: str) -> str:
@@ -167,7 +178,6 @@ def long_table(results: Results, task: str) -> str:
     for lag in LONG_LAGS:
         head += [f"lag 0, {4 * lag} steps", f"lag {lag}, {4 * lag} steps", "share kept"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    found = 0
     for row in results.rows(task):
         cells: list[str] = []
         seeds = []
@@ -176,23 +186,20 @@ def long_table(results: Results, task: str) -> str:
             cells += [shown(fresh), shown(old), share(old, fresh)]
             seeds.append(0 if old is None else old.seeds)
         if any(seeds):
-            found += 1
             lines.append(f"| {' | '.join([named(row), ' / '.join(map(str, seeds)), *cells])} |")
-    return (
-        "\n".join(lines)
-        if found
-        else "The second stage of this task is missing: the measurement ended before it."
-    )
+    return "\n".join(lines) if len(lines) > 2 else "Missing: the measurement ended before it."
 
 
 def number_table(results: Results, task: str, lag: int, steps: int) -> str:
     """Return what the rows did to their batches at one lag."""
-    lines = [f"| recipe | {' | '.join(NUMBERS.values())} |", "|---" * (len(NUMBERS) + 1) + "|"]
+    head = f"| recipe | {' | '.join(NUMBERS.values())} |"
+    lines = [head, "|---" * (len(NUMBERS) + 1) + "|"]
     for row in results.rows(task):
         values = [results.number(task, row, lag, name, steps) for name in NUMBERS]
         if any(value is not None for value in values):
-            lines.append(f"| {named(row)} | {' | '.join('' if v is None else f'{v:.2f}' for v in values)} |")
-    return "\n".join(lines)
+            shown_values = ["" if value is None else f"{value:.2f}" for value in values]
+            lines.append(f"| {named(row)} | {' | '.join(shown_values)} |")
+    return "\n".join(lines) if len(lines) > 2 else "Missing: the measurement ended before it."
 
 
 def separation(results: Results) -> str:
@@ -252,35 +259,6 @@ def noise(results: Results) -> tuple[str, float]:
     )
 
 
-def agreement_table(results: Results, real: Sequence[Found]) -> str:
-    """Return the reward of cells in the loop and in the real system."""
-    if not real:
-        return "The comparison with the real system is missing on this version."
-    lines = [
-        "| task | recipe | lag | real system | one process | mean over the run: real, one process | exact lag |",
-        "|---" * 7 + "|",
-    ]
-    by_cell = {f.cell: f for f in results.found}
-    for f in real:
-        mine = by_cell.get(f.cell)
-        means = [statistics.fmean(x.curve) if x is not None and x.curve else None for x in (f, mine)]
-        exact = "yes" if f.exact and mine is not None and mine.exact else "no"
-        rewards = [number(f.score), number(None if mine is None else mine.score)]
-        cells = [f.task, f.row, str(f.lag), *rewards, ", ".join(map(number, means)), exact]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def number(value: float | None) -> str:
-    """Return a number with three digits, or that it is missing.
-
-    Example:
-        >>> number(0.12345), number(None)
-        ('0.123', 'missing')
-    """
-    return MISSING if value is None else f"{value:.3f}"
-
-
 def shown(mean: Mean | None) -> str:
     """Return a mean, or that it is missing."""
     return MISSING if mean is None else str(mean)
@@ -296,6 +274,11 @@ def share(above: Mean | None, below: Mean | None) -> str:
 def named(row: str) -> str:
     """Return the name of a row, with a link to its recipe."""
     return f"{row} (ours)" if row in OWN else f"[{row}](recipes/staleness.md#{row})"
+
+
+def anchored(row: str, task: str) -> str:
+    """Return the name of a row with the anchor that its recipe links to, which the table of the first task has."""
+    return f'<a id="row-{row}"></a>{named(row)}' if task == next(iter(TASKS)) else named(row)
 
 
 def published(path: Path) -> list[Found]:
@@ -365,21 +348,19 @@ def points_of(results: Results, task: str, row: str, lags: Sequence[int]) -> lis
 def write(found: Sequence[Found], args: argparse.Namespace) -> None:
     """Write the JSON that the page is made from, and the figure."""
     results = Results(found)
-    lines = args.agreement.read_text(encoding="utf-8").splitlines() if args.agreement.exists() else []
-    real = [msgspec.json.decode(line, type=Found, strict=False) for line in lines]
+    pairs = agreement.known(args.agreement)
+    largest = max(FIRST_LAGS)
     tables = {
-        "separation": separation(results),
-        "noise": noise(results)[0],
-        "agreement": agreement_table(results, real),
+        "separation": f"{separation(results)}\n\n{noise(results)[0]}",
+        "rewards": of_all_tasks(lambda task: reward_table(results, task)),
+        "large-lags": of_all_tasks(lambda task: long_table(results, task)),
+        "batches": of_all_tasks(lambda task: number_table(results, task, largest, LEAST_STEPS)),
+        "agreement": agreement.table(pairs),
     }
-    for task in TASKS:
-        tables[task] = reward_table(results, task)
-        tables[f"{task}-long"] = long_table(results, task)
-        tables[f"{task}-numbers"] = number_table(results, task, max(FIRST_LAGS), LEAST_STEPS)
     kept = [msgspec.to_builtins(msgspec.structs.replace(f, curve=[]), str_keys=True) for f in results.found]
     content = {
         "cells": [rounded(f) for f in kept],
-        "real": [rounded(msgspec.to_builtins(f, str_keys=True)) for f in real],
+        "pairs": rounded(msgspec.to_builtins(pairs)),
     }
     save_results(args.json, tables, content)
     if args.plot is not None:

@@ -66,7 +66,7 @@ def test_what_is_missing_is_shown_as_missing():
     )
     assert "| 0.89 ± 0.02 |" in line
     assert "grpo" in tables.reward_table(results, "budget").rpartition("Missing")[2]
-    assert "missing" in tables.long_table(results, "budget")
+    assert "Missing" in tables.long_table(results, "budget")
     assert "| budget | 64 | missing |" in tables.separation(results)
     assert "missing" in tables.noise(results)[0]
 

@@ -8,8 +8,6 @@ import pytest
 
 from benchmarks.page import CAMPAIGNS, CLOSED, COMMANDS, PAGES, RESULTS, ROOT, command, filled
 from benchmarks.report import save_results
-from benchmarks.staleness import RECIPES
-from recipes import ONE_ALGORITHM
 
 SHOWN = "".join(page.read_text(encoding="utf-8") for page in PAGES)
 
@@ -73,16 +71,6 @@ def test_every_program_and_test_that_a_page_names_exists(page):
     assert {name for name in named if not module_exists(name)} == set()
     paths = re.findall(r"(?<![\w./])((?:benchmarks|tests)/[\w./-]+\.(?:py|toml|json))\b", text)
     assert {path for path in paths if not (ROOT / path).exists()} == set()
-
-
-def test_the_comparison_of_recipes_says_which_are_one_algorithm_as_shipped():
-    text = (ROOT / "docs" / "benchmarks.md").read_text()
-    text = text.partition("**Which rows are one algorithm.**")[2].partition("How to read the rest:")[0]
-    one, rest = text.partition("are one algorithm as shipped")[::2]
-    jobs = {"calculator", "smollm2", "spell_backward"}
-    for group in (group for group in ONE_ALGORITHM if {*group} & {*RECIPES}):
-        assert {name for name in group if f"`{name}`" in one} | jobs == {*group, *jobs}
-    assert "clip" in rest
 
 
 def test_what_was_not_measured_is_said_with_the_command(tmp_path):

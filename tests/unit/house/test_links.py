@@ -11,9 +11,11 @@ LINK = re.compile(r"\]\(([^)#\s]*)(#[^)]*)?\)|^\[[^\]]+\]: ([^#\s]+)()$", re.MUL
 
 
 def anchors(page):
-    """Return the anchors that a renderer makes of a page's headings."""
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), flags=re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """Return the anchors that a renderer makes of a page's headings, and those that the page sets itself."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.M)
+    made = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return made | set(re.findall(r'<a id="([\w-]+)"></a>', text))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
