@@ -5,10 +5,15 @@ from itertools import product
 
 import msgspec
 import pytest
+import torch
 
 from benchmarks.frontier import cells, tables
+from benchmarks.frontier.agreement import Pair
+from benchmarks.frontier.agreement import table as agreement_table
 from benchmarks.frontier.cells import Cell, Found
 from benchmarks.frontier.program import known, missing
+from benchmarks.frontier.rules import Ceiling, normalised
+from learner.update.objective import Adaptive, Tokens, View
 
 
 def done(cell, score=0.5, settings="s", **more):
@@ -124,3 +129,31 @@ def test_all_rows_are_recipes_for_stale_tokens_or_ours_and_their_settings_are_ac
         config = cells.config_of(Cell("budget", row, 4, 0, 1.0))
         assert config.learner.forced_lag == 4
         assert config.learner.optimizer.lr <= cells.RATE
+
+
+def test_our_weights_have_mean_one_over_the_tokens_of_each_lag():
+    lag = torch.tensor([0.0, 0.0, 3.0, 3.0, 3.0])
+    behaviour = torch.zeros(5)
+    ratio = torch.tensor([1.0, 1.0, 0.5, 1.0, 8.0])
+    row = torch.zeros(5, dtype=torch.int64)
+    tokens = Tokens(behaviour, advantage=lag, weight=lag, lag=lag, sequence=row, turn=row)
+    view = View(tokens, Adaptive(), ratio.log(), ratio.log())
+    weight, cut = normalised(view, Ceiling(ceiling=2.0))
+    # By hand: 0.5, 1 and 2 have the mean 3.5 / 3.
+    assert weight.tolist() == pytest.approx([1.0, 1.0, 3 / 7, 6 / 7, 12 / 7])
+    assert cut.tolist() == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("score", "exact", "agrees"),
+    [(0.55, True, True), (0.61, True, True), (0.9, True, False), (0.55, False, False)],
+)
+def test_the_loop_agrees_with_the_real_system_within_three_times_its_spread(score, exact, agrees):
+    loop = [{"score": value, "entropy": 1.0, "ess": 0.5} for value in (0.5, 0.55, 0.6)]
+    real = {"score": score, "entropy": 1.05, "ess": 0.5}
+    pair = Pair("budget", "grpo", 16, 128, "s", real, loop, exact, seconds=60.0, loop_seconds=6.0)
+    assert pair.agrees == agrees
+    table = agreement_table([pair])
+    assert f"| {score:.3f}, 0.500 / 0.550 / 0.600 |" in table
+    assert ("| yes | yes |" in table) == agrees
+    assert "1/10 of the real" in table
