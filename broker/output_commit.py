@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -28,6 +28,7 @@ from broker.core.records import (
     GroupRecord,
     Ledger,
     Published,
+    SegmentStore,
     Tally,
     TaskRecord,
     TrajectoryRecord,
@@ -207,7 +208,7 @@ def recover(state: BrokerState, store: JournalStore, records: Iterable[Record], 
     count = 0
     for record in records:
         try:
-            _apply(state, store, record, now)
+            apply_record(state, store, record, now)
         except (
             msgspec.MsgspecError,
             ProtocolError,
@@ -237,7 +238,19 @@ def recover(state: BrokerState, store: JournalStore, records: Iterable[Record], 
     return count
 
 
-def _apply(state: BrokerState, store: JournalStore, record: Record, now: float) -> None:
+class Adopting(SegmentStore, Protocol):
+    """Store that takes segments which the journal has already."""
+
+    def adopt(self, key: SegmentKey, place: Place, nbytes: int) -> None: ...
+
+
+def apply_record(state: BrokerState, store: Adopting, record: Record, now: float) -> None:
+    """Apply one record of a journal to a state. A SNAPSHOT needs an empty one.
+
+    Raises:
+        StateBroken: the record does not fit the state.
+        msgspec.MsgspecError, ProtocolError, BrokerError, AssertionError, KeyError, ValueError: it cannot be read.
+    """
     match record.kind:
         case Kind.SNAPSHOT:
             _restore(state, store, decode_payload(_decoder, record.payload), now)
@@ -257,7 +270,7 @@ def _apply(state: BrokerState, store: JournalStore, record: Record, now: float) 
             pass
 
 
-def _restore(state: BrokerState, store: JournalStore, saved: Snapshot, now: float) -> None:
+def _restore(state: BrokerState, store: Adopting, saved: Snapshot, now: float) -> None:
     for key, place, nbytes, committed in saved.segments:
         store.adopt(key, place, nbytes)
         if committed:

@@ -47,11 +47,16 @@ class BrokerState:
     """
 
     def __init__(
-        self, config: BrokerConfig, store: SegmentStore, max_policy_lag: int, boot: str = ""
+        self,
+        config: BrokerConfig,
+        store: SegmentStore,
+        max_policy_lag: int,
+        boot: str = "",
+        ledger: Ledger | None = None,
     ) -> None:
         self.config, self.max_policy_lag = config, max_policy_lag
         self.store = store
-        self.ledger = Ledger()
+        self.ledger = Ledger() if ledger is None else ledger
         self.peers = Peers()
         self.capacity = Capacity()
         self.hosts = Hosts()
