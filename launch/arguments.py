@@ -131,7 +131,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """Parser that the commands are added to."""
 
 GROUPS = {
-    "every day": ("train", "check", "status", "samples", "recipes"),
+    "every day": ("train", "check", "status", "view", "samples", "recipes"),
     "look into a run, or plan one": ("eval", "journal", "retrain", "plan"),
     "more hosts": ("ticket", "host", "scale", "drain"),
     "prepare": ("model", "keys"),
@@ -174,6 +174,7 @@ WITH_CODES = (*BY_HAND, "host")
 NO_RUN_FILE = (
     "recipes",
     "status",
+    "view",
     "samples",
     "journal",
     "keys",
@@ -200,6 +201,7 @@ def parser() -> argparse.ArgumentParser:
     add_recipes(commands)
     add_retrain(commands)
     add_status(commands)
+    add_view(commands)
     add_samples(commands)
     add_journal(commands)
     add_keys(commands)
@@ -292,6 +294,31 @@ def add_with_run_file(commands: Commands, name: str, text: str) -> None:
         )
     if name in ("generator", "actor"):
         command.add_argument("--name", default=f"{name}-0", help="unique among all peers")
+
+
+VIEW_LISTEN = "127.0.0.1:6007"
+
+
+def add_view(commands: Commands) -> None:
+    """Add the arguments of `offbeat view`."""
+    text = "show runs in a browser: progress, who waits for whom, what became of every token, what the model writes"
+    view = commands.add_parser("view", help=text, description=text)
+    view.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run folders; default: newest run")
+    view.add_argument(
+        "--listen",
+        default=VIEW_LISTEN,
+        metavar="HOST:PORT",
+        help=f"default: {VIEW_LISTEN}; port 0 takes a free one; other hosts than loopback need --keys",
+    )
+    view.add_argument(
+        "--keys", type=Path, metavar="FOLDER", help="keys folder of the run, with certificate and token"
+    )
+    view.add_argument(
+        "--demo", action="store_true", help="show a small recorded run that is shipped with Offbeat"
+    )
+    view.add_argument(
+        "--export", type=Path, metavar="FOLDER", help="write a copy that opens from the disk; serve nothing"
+    )
 
 
 def add_samples(commands: Commands) -> None:

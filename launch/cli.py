@@ -96,6 +96,10 @@ def run_without_file(args: argparse.Namespace) -> int:
             return show(
                 args.target, watch=args.watch, as_json=args.json, keys=args.keys, verbose=args.verbose
             )
+        case "view":
+            from launch.commands.view import view
+
+            return view(args)
         case "samples":
             return show_samples(args)
         case "journal":

@@ -7,7 +7,9 @@ LaunchError
 ├── RecordingError   a journal does not hold what was trained
 ├── NothingTrained   the run ended before its first step
 ├── TooSlow          too little happened to measure anything
-└── NoAnswer         the broker did not return its status
+├── NoAnswer         the broker did not return its status
+├── BadQuestion      the address of a page asks for something that cannot be asked
+└── NotKept          the address of a page names something that is not there, or not any more
 
 Stuck                a fault of the simulation behind `offbeat plan`
 
@@ -126,3 +128,11 @@ def _note(folder: Path, name: str) -> tuple[str, str]:
 def clear_note(folder: Path, name: str) -> None:
     """Remove the code that the previous process wrote."""
     (folder / f"{name}.exit").unlink(missing_ok=True)
+
+
+class BadQuestion(LaunchError, ValueError):
+    """A parameter in the address of a page has a value that it cannot have; the text names it."""
+
+
+class NotKept(LaunchError, LookupError):
+    """What the address of a page names is not there, or was deleted; the text says how to keep more."""

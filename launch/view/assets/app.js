@@ -1,0 +1,160 @@
+// The frame around the pages: which run, which page, keys, theme, and what is new.
+
+import { add, h } from "./dom.js";
+import { ask, address, exported, view } from "./data.js";
+import { redraw } from "./charts.js";
+import * as overview from "./overview.js";
+import * as timeline from "./timeline.js";
+import * as ledger from "./ledger.js";
+import * as trajectories from "./trajectories.js";
+import * as inspector from "./inspector.js";
+import * as staleness from "./staleness.js";
+import * as differences from "./differences.js";
+
+const PAGES = {
+  overview: ["Learning", overview.render],
+  timeline: ["Waiting", timeline.render],
+  ledger: ["Tokens", ledger.render],
+  table: ["Writing", trajectories.render],
+  staleness: ["Staleness", staleness.render],
+  differences: ["Differences", differences.render],
+};
+const BEHIND = { samples: overview.renderSamples, trajectory: inspector.render };
+const FRESH_MS = 3000;
+const KEYS = [
+  ["j / k", "next and previous trajectory, or step"], ["[ / ]", "previous and next member of the group"], ["/", "to the filter"],
+  ["1 … 6", "the pages"], ["t", "text, tokens, shaded"], ["?", "this help"], ["Esc", "closes this"],
+];
+
+const main = document.getElementById("main");
+const select = document.getElementById("run");
+let asked = 0;
+let runs = [];
+
+/** Shows the view that the address names. */
+async function show(keepPlace = false) {
+  const mine = ++asked;
+  const { page, given } = view();
+  const found = PAGES[page]?.[1] || BEHIND[page];
+  given.run = runs.some((run) => run.run === given.run) ? given.run : runs[0]?.run;
+  navigation(page, given);
+  const fresh = h("div");
+  // Pages give lists, and null for what is not there.
+  fresh.append = (...children) => add(fresh, children);
+  try {
+    if (!found) throw new Error(`there is no page ${page}`);
+    await found(fresh, given, (changed) => { location.hash = address(page, { ...given, ...changed }); });
+  } catch (error) {
+    fresh.append(h("p", { class: "error", role: "alert" }, error.message));
+  }
+  // A later view may have been asked for meanwhile.
+  if (mine !== asked) return;
+  const place = keepPlace ? window.scrollY : 0;
+  const focused = keepPlace ? document.activeElement?.id : "";
+  main.replaceChildren(...fresh.childNodes);
+  window.scrollTo(0, place);
+  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+  document.title = `${main.querySelector("h1")?.textContent || page} · ${given.run}`;
+  main.dataset.ready = String(mine);
+  requestAnimationFrame(redraw);
+}
+
+function navigation(page, given) {
+  const nav = document.getElementById("nav");
+  const behind = page === "samples" ? "overview" : page === "trajectory" ? "table" : page;
+  nav.replaceChildren(...Object.entries(PAGES).map(([name, [title]], i) =>
+    h("a", { href: address(name, { run: given.run }), "aria-current": name === behind ? "page" : null, title: `key ${i + 1}` }, title)));
+  select.replaceChildren(...runs.map((run) => h("option", { value: run.run, selected: run.run === given.run }, `${run.run} (${run.state})`)));
+}
+
+function progress() {
+  const box = document.getElementById("progress");
+  const texts = runs.flatMap(({ run, progress: p }) => {
+    if (!p) return [];
+    const found = [];
+    if (!p.whole && p.total_bytes) found.push(`reading the journal of ${run}: ${Math.round(100 * p.done_bytes / p.total_bytes)} %`);
+    if (p.deleted_below) {
+      const until = p.deleted_until_step === null ? "" : ` at step ${p.deleted_until_step}`;
+      found.push(`${run}: older files of the journal were deleted${until}; keep more with broker.journal.keep_bytes`);
+    }
+    if (p.damage.length) found.push(`${run}: the journal is damaged at ${p.damage.length} places; see offbeat journal verify`);
+    if (p.missing) found.push(`${run}: no journal is there; pages of tokens and trajectories have nothing to show`);
+    if (p.left_out) found.push(`${run}: ${p.left_out} further trajectories are left out`);
+    return found;
+  });
+  box.hidden = !texts.length;
+  box.replaceChildren(document.createTextNode(texts.join(" · ")));
+}
+
+async function freshen() {
+  try {
+    runs = (await ask("runs")).runs;
+    progress();
+  } catch (error) {
+    if (!runs.length) main.replaceChildren(h("p", { class: "error", role: "alert" }, error.message));
+    return false;
+  }
+  return true;
+}
+
+function theme(name) {
+  document.documentElement.classList.toggle("dark", name === "dark");
+  document.documentElement.style.colorScheme = name;
+  redraw();
+}
+
+function startTheme() {
+  let name = "";
+  try { name = localStorage.getItem("offbeat-theme") || ""; } catch { /* file:// may have no storage */ }
+  if (!name) name = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  theme(name);
+  document.getElementById("theme").addEventListener("click", () => {
+    const next = document.documentElement.classList.contains("dark") ? "light" : "dark";
+    try { localStorage.setItem("offbeat-theme", next); } catch { /* it stays for this page */ }
+    theme(next);
+    show(true);
+  });
+}
+
+function help() {
+  const dialog = document.getElementById("keys");
+  dialog.replaceChildren(h("h2", {}, "Keys"), h("table", {}, h("tbody", {}, KEYS.map(([key, text]) =>
+    h("tr", {}, h("td", {}, h("kbd", {}, key)), h("td", {}, text))))),
+    h("p", {}, "Figures save as SVG, numbers as CSV. The address reproduces what you see."),
+    h("button", { type: "button", onclick: () => dialog.close() }, "close"));
+  dialog.showModal();
+}
+
+function pressed(event) {
+  const inField = event.target.closest("input, select, textarea");
+  if (event.ctrlKey || event.metaKey || event.altKey || inField) return;
+  const click = (id) => { const found = document.getElementById(id); if (found && !found.disabled) found.click(); };
+  const actions = { j: () => click("next"), k: () => click("previous"), "[": () => click("sibling-previous"), "]": () => click("sibling-next"),
+    t: () => click("next-tab"), "?": help, "/": () => document.getElementById("filter")?.focus() };
+  const pages = Object.keys(PAGES);
+  if (/^[1-6]$/.test(event.key)) location.hash = address(pages[Number(event.key) - 1], { run: view().given.run });
+  else if (actions[event.key]) actions[event.key]();
+  else return;
+  event.preventDefault();
+}
+
+async function start() {
+  startTheme();
+  document.getElementById("help").addEventListener("click", help);
+  document.addEventListener("keydown", pressed);
+  select.addEventListener("change", () => { location.hash = address(view().page, { run: select.value }); });
+  window.addEventListener("hashchange", () => show());
+  if (!(await freshen())) return;
+  await show();
+  if (exported()) return;
+  setInterval(async () => {
+    if (document.hidden) return;
+    const { page } = view();
+    const before = JSON.stringify(runs);
+    if (!(await freshen()) || JSON.stringify(runs) === before) return;
+    const busy = document.activeElement?.matches("input, select") || document.querySelector("dialog[open]");
+    if (PAGES[page] && page !== "table" && page !== "differences" && !busy) await show(true);
+  }, FRESH_MS);
+}
+
+start();

@@ -1,0 +1,103 @@
+// What became of every token?
+
+import { h, s, num, table } from "./dom.js";
+import { ask, address } from "./data.js";
+import { areas, bars, drawing } from "./charts.js";
+
+export async function render(main, given) {
+  const page = await ask("ledger", { run: given.run });
+  main.append(h("h1", {}, "What became of every token?"));
+  if (page.sum) {
+    const parts = Object.entries(page.sum.outcomes).filter(([, n]) => n).map(([name, n]) => `${num(n)} ${name}`);
+    main.append(h("p", { class: "sentence", id: "sum" },
+      `${page.sum.difference === 0 ? "The ledger closes" : "▲ The ledger does not close"}: ${num(page.sum.stored)} tokens journaled = `,
+      [`${num(page.sum.held)} held`, ...parts].join(" + "), page.sum.difference ? `, and ${num(page.sum.difference)} too many.` : "."));
+  } else {
+    main.append(h("p", { class: "error" }, "— the journal does not say what became of its tokens: it is missing, damaged, or not read yet"));
+  }
+  const flow = page.flow;
+  const outcomes = Object.entries(flow.outcomes).filter(([, n]) => n).sort((a, b) => b[1] - a[1]);
+  if (flow.journaled) main.append(sankey(flow, outcomes, given));
+  main.append(
+    h("p", { class: "facts" }, fact("trained again from the replay buffer", page.replayed), fact("came back because a step was undone", page.rolled_back),
+      fact("delivered again", page.redelivered)),
+    table("outcomes", [["outcome", ([name]) => link(name, given)], ["sampled tokens", ([, n]) => num(n)],
+      ["share of the journaled ones", ([, n]) => `${num(100 * n / flow.journaled, 3)} %`],
+      ["all tokens", ([name]) => num(page.of_rows[name]?.tokens)], ["segments", ([name]) => num(page.of_rows[name]?.segments)],
+      ["meaning", ([name]) => page.meanings[name] || meaning(name)]], outcomes));
+  const series = page.series;
+  const parts = Object.keys(series).filter((name) => name !== "step").map((name) => ({ label: name, y: series[name] }));
+  if (parts.length) main.append(h("h2", {}, "Over the steps"), areas("Tokens by outcome, as the learner's metrics have them", series.step, parts));
+  main.append(h("h2", {}, "Are long answers lost?"));
+  const { edges, all, trained } = page.lengths;
+  if (edges.length) {
+    main.append(bars("Lengths of finished training trajectories (action tokens)", edges.slice(0, -1).map((e) => num(e)),
+      [{ label: "all", counts: all }, { label: "trained", counts: trained }], {
+        names: edges.slice(0, -1).map((e, i) => `${num(e)} to below ${num(edges[i + 1])}`),
+        link: (i) => address("table", { run: given.run, purpose: "train", length_min: edges[i], length_max: Math.ceil(edges[i + 1]) - 1 }) }),
+    h("p", {}, `Mean of all ${num(page.lengths.mean_all)}, of the trained ${num(page.lengths.mean_trained)}; distance of the two distributions ${num(page.distance)} tokens, bias ${num(page.bias)} tokens.`));
+  } else main.append(h("p", { class: "soft" }, "— no training trajectory has ended"));
+}
+
+const fact = (name, n) => h("span", {}, h("b", {}, `${name} `), num(n));
+const plain = (name) => name.replace(/^trained: .*/, "trained").replace(/^dropped: .*/, "dropped");
+
+function given_(name) {
+  if (name === "dropped: evaluated") return { outcome: "dropped", purpose: "eval" };
+  if (name === "dropped: equal returns in its group") return { outcome: "dropped", purpose: "train", uniform: "true" };
+  if (name === "dropped: by the learner") return { outcome: "dropped", purpose: "train", uniform: "false" };
+  if (name === "dropped: failed") return { outcome: "dropped", status: "failed" };
+  if (name.startsWith("trained: masked")) return { outcome: "trained", sort: "-lag" };
+  return { outcome: plain(name) };
+}
+
+const link = (name, given) => h("a", { href: address("table", { run: given.run, ...given_(name) }) }, name);
+
+function meaning(name) {
+  if (name.startsWith("trained: masked")) return "tokens of trained trajectories that were older than the lag bound, so that they carried no gradient";
+  if (name.startsWith("trained")) return "tokens that entered a gradient";
+  if (name === "dropped: evaluated") return "answers to held-out tasks";
+  return "tokens that the learner filtered out";
+}
+
+/** Sampled, journaled and outcomes as bands whose heights are tokens; a band opens its trajectories. */
+function sankey(flow, outcomes, given) {
+  const [width, tall] = [900, 300];
+  const sampled = flow.sampled === null ? flow.journaled : Math.max(flow.sampled, flow.journaled);
+  const scale = (tall - 8 * outcomes.length) / sampled;
+  const svg = s("svg", { viewBox: `0 0 ${width} ${tall + 50}` });
+  const column = (x, y, n, title) => svg.append(s("rect", { x, y, width: 16, height: Math.max(1, n * scale), fill: "var(--c6)" }, s("title", {}, title)));
+  const ribbon = (x1, y1, x2, y2, n, paint, title, href) => {
+    const t = Math.max(1, n * scale);
+    const m = (x1 + x2) / 2;
+    const path = s("path", { d: `M${x1},${y1}C${m},${y1} ${m},${y2} ${x2},${y2}V${y2 + t}C${m},${y2 + t} ${m},${y1 + t} ${x1},${y1 + t}Z`,
+      fill: `var(--${paint})`, "fill-opacity": 0.55 }, s("title", {}, title));
+    svg.append(href ? s("a", { href, "aria-label": title, class: "link" }, path) : path);
+  };
+  const label = (x, y, ...lines) => lines.forEach((line, i) => svg.append(s("text", { x, y: y + 13 * i }, line)));
+  const top = 26;
+  label(4, 14, `sampled ${num(flow.sampled)}`);
+  label(300, 14, `journaled ${num(flow.journaled)}`);
+  label(620, 14, `outcome`);
+  column(4, top, sampled, "sampled tokens, as generators count them");
+  column(300, top, flow.journaled, "tokens in the journal");
+  ribbon(20, top, 300, top, flow.journaled, "c0", `${num(flow.journaled)} sampled tokens reached the journal`);
+  if (flow.not_journaled) {
+    const y = top + flow.journaled * scale;
+    ribbon(20, y, 250, y + 12, flow.not_journaled, "c1", `${num(flow.not_journaled)} sampled and not journaled: under way, cancelled, or lost with a process`);
+    label(110, Math.min(tall + 40, y + flow.not_journaled * scale + 26), `${num(flow.not_journaled)} not journaled`);
+  }
+  let from = top;
+  let to = top;
+  outcomes.forEach(([name, n], i) => {
+    ribbon(316, from, 620, to, n, `c${i % 8}`, `${name}: ${num(n)} tokens`, address("table", { run: given.run, ...given_(name) }));
+    column(620, to, n, name);
+    label(642, to + Math.max(9, n * scale / 2 + 4), `${name} ${num(n)}`);
+    from += n * scale;
+    to += Math.max(16, n * scale + 8);
+  });
+  svg.setAttribute("viewBox", `0 0 ${width} ${Math.max(tall + 50, to + 10)}`);
+  return drawing("The flow of sampled tokens", svg, () => [["outcome", "sampled tokens"], ["sampled", flow.sampled], ["journaled", flow.journaled],
+    ["delivered", flow.delivered], ...outcomes], h("p", { class: "soft" }, "Heights are tokens. A click on a band opens its trajectories. "
+      + `${num(flow.delivered)} were delivered to the learner.`));
+}

@@ -1,0 +1,167 @@
+// Is it learning, and what limits it?
+
+import { h, num, clock, table, saveCsvButton, longText } from "./dom.js";
+import { ask, address } from "./data.js";
+import { curves, smooth } from "./charts.js";
+
+const CHARTS = [
+  ["reward, sampled", ["rollout/return_mean", "rollout/correct_share"]],
+  ["length (tokens)", ["rollout/length_mean_tokens", "rollout/length_trained_mean_tokens"]],
+  ["policy lag (versions)", ["learner/policy_lag_mean_versions", "learner/policy_lag_max_versions"], "bound"],
+  ["share of the time without work", ["learner/idle_share", "generator/idle_share"]],
+  ["failed and stale (share)", ["rollout/failed_share", "learner/stale_token_fraction"]],
+  ["entropy (nats)", ["learner/entropy_nats"]],
+  ["tokens per second", ["generator/tokens_per_second", "learner/trained_tokens_per_second"]],
+];
+
+export async function render(main, given, go) {
+  const page = await ask("overview", { run: given.run });
+  const names = [...new Set(CHARTS.flatMap(([, metrics]) => metrics))];
+  const chosen = (given.metrics || "").split(",").filter(Boolean);
+  const [metrics, known] = await Promise.all([
+    ask("metrics", { run: given.run, names: [...names, ...chosen].join(",") }), ask("names", { run: given.run })]);
+  const columns = metrics.columns;
+  const byTime = given.x === "time" && page.clock;
+  const xs = (byTime ? columns.time : columns.step) || [];
+  const width = Number(given.smooth || 1);
+  const open = (x) => {
+    const i = byTime ? columns.time.indexOf(x) : -1;
+    location.hash = address("samples", { run: given.run, step: byTime ? columns.step[i] : x });
+  };
+  const lines = (wanted) => wanted.filter((name) => name in columns).map((name) =>
+    ({ label: name, x: xs, y: smooth(columns[name], width) }));
+
+  main.append(
+    h("h1", {}, "Is it learning, and what limits it?"),
+    h("p", { class: "sentence", id: "sentence" }, page.sentence),
+    page.over.length ? h("p", { class: "soft" }, page.over.join(" ")) : "",
+    findings(page),
+    controls(given, page, go),
+    h("div", { class: "grid" },
+      heldOut(page, byTime, open),
+      CHARTS.map(([title, wanted, bound]) => curves(title, lines(wanted),
+        { time: byTime, onpoint: open, bound: bound && page.bound !== null ? page.bound : undefined })),
+      chosen.map((name) => curves(name, lines([name]), { time: byTime, onpoint: open }))),
+    explorer(known.names, chosen, given, go),
+    h("h2", {}, "Processes"), processes(page),
+    h("h2", {}, "Logs"), await logs(page, given, go),
+    h("h2", {}, "Settings that differ from the default"), settings(page),
+    notes(page));
+}
+
+function findings(page) {
+  const one = (finding) => h("li", { class: finding.kind },
+    h("b", {}, finding.kind === "alarm" ? "▲ " : "● ", finding.title), `: ${finding.value}. `,
+    h("span", {}, `Threshold: ${finding.threshold}. `), h("span", { class: "soft" }, `docs/${finding.docs}`));
+  const found = page.alarms.length ? page.alarms : page.advice;
+  if (!found.length) return h("p", { id: "findings" }, "✓ No alarm.");
+  return h("ul", { class: "found", id: "findings", "aria-label": page.alarms.length ? "alarms" : "advice" }, found.map(one));
+}
+
+function controls(given, page, go) {
+  return h("div", { class: "bar" },
+    h("label", {}, "x axis", h("select", { id: "x", onchange: (e) => go({ x: e.target.value }) },
+      h("option", { value: "step", selected: given.x !== "time" }, "learner step"),
+      h("option", { value: "time", selected: given.x === "time", disabled: !page.clock }, page.clock ? "wall time" : "wall time —"))),
+    h("label", {}, "mean over", h("select", { id: "smooth", onchange: (e) => go({ smooth: e.target.value }) },
+      ["1", "5", "20", "100"].map((n) => h("option", { value: n, selected: n === (given.smooth || "1") }, n))), "steps"),
+    h("span", { class: "soft" }, "A click on a point opens what was written in that step. Drag to enlarge, double-click to go back."));
+}
+
+function heldOut(page, byTime, open) {
+  const sets = [...new Set(page.evaluations.map((one) => one.set))];
+  const lines = sets.map((name) => {
+    const own = page.evaluations.filter((one) => one.set === name);
+    const solved = own.some((one) => one.accuracy !== null);
+    const y = own.map((one) => (solved ? one.accuracy : one.return));
+    return { label: `${name || "held-out"} ${solved ? "accuracy" : "return"}`, x: own.map((one) => (byTime ? one.at : one.step)), y, points: true,
+      low: solved ? own.map((one, i) => y[i] - one.error) : null, high: solved ? own.map((one, i) => y[i] + one.error) : null };
+  });
+  return curves("held-out results (bars: one standard error)", lines, { time: byTime, onpoint: byTime ? undefined : open });
+}
+
+function explorer(names, chosen, given, go) {
+  const list = h("div", { id: "metric-list" });
+  const input = h("input", { id: "filter", type: "search", value: given.match || "", size: 30, placeholder: "for example ^learner/ratio",
+    "aria-label": "regular expression over all metrics" });
+  const fill = () => {
+    let pattern;
+    try {
+      pattern = new RegExp(input.value, "i");
+    } catch (error) {
+      list.replaceChildren(h("p", { class: "error" }, `not a regular expression: ${error.message}`));
+      return;
+    }
+    const found = input.value ? names.filter(({ name }) => pattern.test(name)) : names.filter(({ name }) => chosen.includes(name));
+    list.replaceChildren(found.length ? table("metrics", [
+      ["drawn", ({ name }) => h("input", { type: "checkbox", checked: chosen.includes(name), "aria-label": `draw ${name}`, onchange: (e) =>
+        go({ match: input.value, metrics: (e.target.checked ? [...chosen, name].slice(-12) : chosen.filter((one) => one !== name)).join(",") }) })],
+      ["metric", ({ name }) => name], ["unit", ({ unit }) => unit], ["meaning", ({ meaning }) => meaning || "—"],
+    ], found.slice(0, 300)) : h("p", { class: "soft" }, input.value ? "no metric has such a name" : `${names.length} metrics; type a part of a name`));
+  };
+  input.addEventListener("input", fill);
+  fill();
+  return h("section", {}, h("h2", {}, "All metrics"), h("div", { class: "bar" }, h("label", {}, "filter (/)", input)), list);
+}
+
+function processes(page) {
+  if (!page.processes.length) return h("p", { class: "soft" }, "— no supervisor has written which processes there are");
+  return table("processes", [
+    ["process", (p) => p.name], ["pid", (p) => String(p.pid ?? "—")], ["state", (p) => p.state], ["started", (p) => clock(p.started)],
+    ["restarts", (p) => num(p.restarts)],
+    ["why", (p) => (p.endings.length ? p.endings.map((e) => h("div", {}, `${clock(e.time)} ${e.reason}`)) : p.reason || "")],
+  ], page.processes);
+}
+
+async function logs(page, given, go) {
+  const found = await ask("logs", { run: given.run, process: given.process, level: given.level, text: given.log });
+  const pick = (name, label, values) => h("label", {}, label, h("select", { id: name, onchange: (e) => go({ [name]: e.target.value }) },
+    h("option", { value: "" }, "all"), values.map((v) => h("option", { value: v, selected: v === given[name] }, v))));
+  return h("div", {},
+    h("div", { class: "bar" }, pick("process", "process", [...page.processes.map((p) => p.name), "model"]),
+      pick("level", "at least", ["INFO", "WARNING", "ERROR"]),
+      h("label", {}, "text", h("input", { type: "search", value: given.log || "", onchange: (e) => go({ log: e.target.value }) })),
+      saveCsvButton("logs", () => [["time", "process", "level", "text"], ...found.lines.map((l) => [l.at, l.process, l.level, l.text])])),
+    found.lines.length ? table("log lines", [["time", (l) => l.at || "—"], ["process", (l) => l.process], ["level", (l) => l.level],
+      ["text", (l) => l.text]], found.lines.slice(-200).reverse()) : h("p", { class: "soft" }, "— no such line"));
+}
+
+function settings(page) {
+  if (page.settings === null) return h("p", { class: "soft" }, "— the settings are of another version and cannot be read");
+  return table("settings", [["setting", (r) => r.setting], ["value", (r) => r.value], ["default", (r) => r.default || "—"]], page.settings);
+}
+
+function notes(page) {
+  if (!page.notes.length) return "";
+  return h("section", {}, h("h2", {}, "What the learner noted"),
+    page.notes.map((note) => h("div", { class: "card" }, h("span", { class: "soft" }, `step ${num(note.step)}, ${clock(note.at)} `), note.text)));
+}
+
+/** What was written in a step: the learner's samples. */
+export async function renderSamples(main, given, go) {
+  const page = await ask("samples", { run: given.run, step: given.step });
+  const steps = page.steps;
+  const at = steps.indexOf(Number(given.step));
+  main.append(h("h1", {}, given.step ? `What did it write in step ${given.step}?` : "What did it write last?"),
+    h("div", { class: "bar" },
+      h("label", {}, "step", h("select", { id: "step", onchange: (e) => go({ step: e.target.value }) }, h("option", { value: "" }, "newest"),
+        steps.map((n) => h("option", { value: n, selected: String(n) === given.step }, n)))),
+      h("button", { type: "button", id: "previous", disabled: at < 1, onclick: () => go({ step: steps[at - 1] }) }, "previous (k)"),
+      h("button", { type: "button", id: "next", disabled: at < 0 || at >= steps.length - 1, onclick: () => go({ step: steps[at + 1] }) }, "next (j)"),
+      h("a", { href: address("table", { run: given.run, step_min: given.step, step_max: given.step }) }, "all trajectories of the step")),
+    page.samples.length ? page.samples.map((one) => sampleCard(one, given)) : h("p", {}, "— no sample of this step is kept; all trajectories of the step may be in the journal"));
+}
+
+function sampleCard(one, given) {
+  const fact = (name, value) => h("span", {}, h("b", {}, `${name} `), value);
+  return h("article", { class: "card" },
+    h("div", { class: "facts" },
+      one.trajectory ? h("a", { href: address("trajectory", { run: given.run, id: one.trajectory }) }, one.task) : h("b", {}, one.task),
+      fact("step", num(one.step)), fact(one.split === "heldout" ? "held-out" : "training", one.evaluation || one.chosen),
+      fact("return", num(one.return)), Object.entries(one.rewards).map(([name, value]) => fact(name, num(value))),
+      fact("advantage", num(one.advantage)), fact("versions", one.versions ? one.versions.join("–") : "—"), fact("lag", num(one.lag)),
+      fact("solved", one.correct === null ? "—" : one.correct ? "✓ yes" : "✗ no"), fact("end", one.failure || one.end),
+      one.target !== null && one.target !== undefined ? [fact("answer", one.answer ?? "—"), fact("target", one.target)] : null),
+    one.parts.map((part) => h("div", {}, h("span", { class: "soft" }, `${part.kind} (${part.tokens} tokens)`), longText(part.text, part.kind))));
+}
+

@@ -1,0 +1,417 @@
+"""Reads the files of a run folder, again and again while the run goes on. It writes nothing there and takes no lock.
+
+The lock of the supervisor is looked up in the kernel's table, because a reader that took it for a moment could keep a
+run from starting.
+"""
+
+import json
+import math
+import os
+import re
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from launch.commands.status import CONFIGS, alive, over_lines, summary_of
+from launch.run_file.sections import RunConfig
+from launch.run_folder import BY_HAND, load_config
+from launch.supervise.crew import read_state
+from learner.run_files import METRICS, PID_FILE
+from learner.samples import OLDER_SAMPLES_FILE, SAMPLES_FILE, Sample, decode_line
+
+NOTE = "note"
+MAX_METRICS = 4_096
+"""Most names of metrics that are kept. An environment can make up any number of them."""
+MAX_NOTES = 1_000
+MAX_SAMPLES = 20_000
+LOG_BYTES = 256 << 10
+"""Bytes of the end of each log that are read."""
+MAX_LOG_LINES = 2_000
+
+State = Literal["running", "ended", "broken off"]
+
+
+class FileTail:
+    """Follows a file of lines. A file that became shorter, or another file of its name, is read from its beginning.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "lines"
+        >>> tail = FileTail(path)
+        >>> _ = path.write_bytes(b"one\\ntwo\\nthr")
+        >>> tail.new_lines()
+        (True, [b'one', b'two'])
+        >>> with path.open("ab") as file: _ = file.write(b"ee\\n")
+        >>> tail.new_lines()
+        (False, [b'three'])
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode, self._offset, self._rest = -1, 0, b""
+
+    def new_lines(self) -> tuple[bool, list[bytes]]:
+        """Return whether the file was read from its beginning, and the whole lines since the last call."""
+        try:
+            with open(self._path, "rb") as file:
+                stat = os.fstat(file.fileno())
+                anew = stat.st_ino != self._inode or stat.st_size < self._offset
+                if anew:
+                    self._inode, self._offset, self._rest = stat.st_ino, 0, b""
+                file.seek(self._offset)
+                *lines, self._rest = (self._rest + file.read()).split(b"\n")
+                self._offset = file.tell()
+                return anew, lines
+        except OSError:
+            gone, self._inode = self._inode != -1, -1
+            return gone, []
+
+
+class Columns:
+    """Rows of numbers by name. A value that a row lacks is NaN: missing is not zero.
+
+    Example:
+        >>> columns = Columns()
+        >>> columns.add({"step": 1, "loss": 0.5}); columns.add({"step": 2, "reward": 1.0})
+        >>> list(columns["step"]), list(columns["loss"]), columns.last("reward"), columns.last("other")
+        ([1.0, 2.0], [0.5, nan], 1.0, None)
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[str, array[float]] = {}
+        self.rows = 0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add a row; what is not a number is left out."""
+        for name, value in row.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            column = self._columns.get(name)
+            if column is None:
+                if len(self._columns) >= MAX_METRICS:
+                    continue
+                column = self._columns[name] = array("d")
+            if len(column) < self.rows:
+                column.extend([math.nan] * (self.rows - len(column)))
+            column.append(value)
+        self.rows += 1
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
+    def __getitem__(self, name: str) -> "array[float]":
+        """Return a column, as long as there are rows; all NaN if no row has the name."""
+        column = self._columns.get(name, array("d"))
+        return column + array("d", [math.nan]) * (self.rows - len(column))
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._columns)
+
+    def last(self, name: str) -> float | None:
+        """Return the newest value that is a number, or None."""
+        return next((value for value in reversed(self._columns.get(name, ())) if not math.isnan(value)), None)
+
+    def recent(self, name: str, count: int) -> list[float]:
+        """Return the newest ``count`` values that are numbers, the oldest first."""
+        found: deque[float] = deque(maxlen=count)
+        found.extend(
+            value for value in self._columns.get(name, array("d"))[-8 * count :] if not math.isnan(value)
+        )
+        return list(found)
+
+
+@dataclass
+class Note:
+    """A sentence that the learner wrote for a person."""
+
+    step: float
+    text: str
+    at: float | None
+
+
+@dataclass
+class RunFiles:
+    """What the files of a run folder say, except the journal and the logs."""
+
+    name: str
+    folder: Path
+    config: RunConfig | None = None
+    """None if the settings are of another version and cannot be read; `config_text` still has them."""
+    config_text: dict[str, Any] = field(default_factory=dict)
+    steps: Columns = field(default_factory=Columns)
+    """One row for each learner step."""
+    evaluations: Columns = field(default_factory=Columns)
+    """One row for each evaluation."""
+    notes: list[Note] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    summary: dict[str, Any] | None = None
+    supervisor: dict[str, Any] = field(default_factory=dict)
+    state: State = "broken off"
+    why_over: list[str] = field(default_factory=list)
+    """What is known of a run that has ended without a summary."""
+    processes_alive: dict[str, bool] = field(default_factory=dict)
+    disk_free_bytes: int | None = None
+
+    @property
+    def bound(self) -> int | None:
+        """Bound on the policy lag; None if the settings cannot be read."""
+        return None if self.config is None else self.config.max_policy_lag
+
+
+class RunReader:
+    """Reads one run folder. `read` is cheap if nothing has changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = RunFiles(name=folder.resolve().name, folder=folder)
+        self._metrics = FileTail(folder / METRICS)
+        self._samples = FileTail(folder / SAMPLES_FILE)
+        self._older_seen = (0, 0)
+        self._config_seen = (0, 0)
+
+    def read(self) -> RunFiles:
+        """Take what is new in the files, and return all that is known."""
+        files = self.files
+        self._read_config()
+        self._read_metrics()
+        self._read_samples()
+        folder = files.folder
+        files.supervisor = read_state(folder)
+        held = is_locked(folder / "lock") or _supervises(files.supervisor.get("pid"))
+        files.processes_alive = {
+            name: bool(process.get("pid")) and alive(int(process["pid"]))
+            for name, process in files.supervisor.get("processes", {}).items()
+        }
+        files.summary = (
+            None if held else summary_of(folder, [p for n in CONFIGS if (p := folder / n).exists()])
+        )
+        files.why_over = [] if held or files.summary else over_lines(folder)
+        if held or (not files.summary and not files.why_over and _learner_alive(folder)):
+            files.state = "running"
+        else:
+            files.state = "ended" if files.summary or files.why_over else "broken off"
+        try:
+            space = os.statvfs(folder)
+            files.disk_free_bytes = space.f_bavail * space.f_frsize
+        except OSError:
+            files.disk_free_bytes = None
+        return files
+
+    def _read_config(self) -> None:
+        folder = self.files.folder
+        known = [path for name in (*CONFIGS, BY_HAND) if (path := folder / name).exists()]
+        if not known:
+            return
+        newest = max(known, key=lambda path: path.stat().st_mtime)
+        stat = newest.stat()
+        if (stat.st_mtime_ns, stat.st_ino) == self._config_seen:
+            return
+        self._config_seen = (stat.st_mtime_ns, stat.st_ino)
+        try:
+            self.files.config_text = dict(json.loads(newest.read_text(encoding="utf-8")))
+        except (OSError, ValueError, RecursionError):
+            self.files.config_text = {}
+        try:
+            self.files.config = load_config(newest)
+        except (OSError, ValueError, RecursionError):
+            self.files.config = None
+
+    def _read_metrics(self) -> None:
+        anew, lines = self._metrics.new_lines()
+        files = self.files
+        if anew:
+            files.steps, files.evaluations, files.notes = Columns(), Columns(), []
+        for text in lines:
+            try:
+                line = json.loads(text)
+            except (ValueError, RecursionError):
+                continue
+            if not isinstance(line, dict) or not isinstance(line.get("step"), int | float):
+                continue
+            if NOTE in line:
+                if len(files.notes) < MAX_NOTES:
+                    files.notes.append(Note(line["step"], str(line[NOTE]), time_of(line)))
+            elif "learner/policy_version" in line or "learner/loss" in line:
+                files.steps.add(line)
+            elif any(name.startswith("evaluation/") for name in line):
+                files.evaluations.add(line)
+
+    def _read_samples(self) -> None:
+        files = self.files
+        try:
+            stat = (files.folder / OLDER_SAMPLES_FILE).stat()
+            older = (stat.st_ino, stat.st_size)
+        except OSError:
+            older = (0, 0)
+        anew, lines = self._samples.new_lines()
+        if anew or older != self._older_seen:
+            self._older_seen, files.samples = older, []
+            files.samples = _samples(_lines_of(files.folder / OLDER_SAMPLES_FILE))
+            if not anew:
+                # The newer file was rotated meanwhile; read it whole.
+                self._samples = FileTail(files.folder / SAMPLES_FILE)
+                _, lines = self._samples.new_lines()
+        files.samples += _samples(lines)
+        del files.samples[:-MAX_SAMPLES]
+
+
+def time_of(line: Mapping[str, Any]) -> float | None:
+    """Return when a line was written, in seconds since 1970; None in files of an earlier version."""
+    at = line.get("time")
+    return float(at) if isinstance(at, int | float) and not isinstance(at, bool) else None
+
+
+def _lines_of(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines()
+    except OSError:
+        return []
+
+
+def _samples(lines: Iterable[bytes]) -> list[Sample]:
+    return [sample for line in lines if (sample := decode_line(line)) is not None]
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process of this host holds the lock of a file, without taking it.
+
+    Example:
+        >>> import fcntl, tempfile
+        >>> file = tempfile.NamedTemporaryFile()
+        >>> is_locked(Path(file.name))
+        False
+        >>> fcntl.flock(file, fcntl.LOCK_EX)
+        >>> is_locked(Path(file.name))
+        True
+    """
+    try:
+        stat = path.stat()
+        table = Path("/proc/locks").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    place = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
+    # A line of a process that waits for a lock has an arrow behind its number.
+    return any(place in words and "->" not in words for words in map(str.split, table.splitlines()))
+
+
+def _supervises(pid: Any) -> bool:
+    """Return whether this process is an `offbeat train`. Some file systems hide their locks from the kernel's table."""
+    try:
+        words = Path(f"/proc/{int(pid)}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError, TypeError):
+        return False
+    return b"train" in words and alive(int(pid))
+
+
+def _learner_alive(folder: Path) -> bool:
+    """Return whether a learner that was started by hand lives; it is younger than the last start."""
+    try:
+        return alive(int((folder / PID_FILE).read_text()))
+    except (OSError, ValueError):
+        return False
+
+
+# --- settings -----------------------------------------------------------------------------------------------
+
+
+def changed_settings(config: RunConfig) -> list[dict[str, Any]]:
+    """Return the settings that differ from their default, with both values as JSON.
+
+    A section that is absent by default is one row for each of its settings, without a default.
+    """
+    rows: list[dict[str, Any]] = []
+    _changed(config, "", rows)
+    return rows
+
+
+def _changed(section: BaseModel, prefix: str, rows: list[dict[str, Any]]) -> None:
+    shown = section.model_dump(mode="json")
+    for name, declared in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            _changed(value, f"{prefix}{name}.", rows)
+            continue
+        required = declared.is_required()
+        default = None if required else declared.get_default(call_default_factory=True, validated_data={})
+        if required or value != default:
+            rows.append(
+                {
+                    "setting": prefix + name,
+                    "value": json.dumps(shown[name]),
+                    "default": "" if required else json.dumps(_plain(default)),
+                }
+            )
+
+
+def _plain(value: Any) -> Any:
+    return (
+        value.model_dump(mode="json")
+        if isinstance(value, BaseModel)
+        else json.loads(json.dumps(value, default=str))
+    )
+
+
+def flat_settings(text: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return all settings of a configuration by their full name, as JSON.
+
+    Example:
+        >>> flat_settings({"run": {"seed": 1, "name": "a"}, "judge": None})
+        {'run.seed': '1', 'run.name': '"a"', 'judge': 'null'}
+    """
+    rows: dict[str, str] = {}
+    for name, value in text.items():
+        if isinstance(value, Mapping) and value:
+            rows |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            rows[prefix + str(name)] = json.dumps(value)
+    return rows
+
+
+# --- logs ---------------------------------------------------------------------------------------------------
+
+_LOG_LINE = re.compile(
+    r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) (DEBUG|INFO|WARNING|ERROR|CRITICAL) +(.*)", re.DOTALL
+)
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+def log_lines(folder: Path, *, process: str = "", level: str = "") -> list[dict[str, str]]:
+    """Return the newest lines of all logs, merged by their time; a line without a time stays with the one before it.
+
+    Args:
+        process: only of this process; "": of all.
+        level: only of this level or above.
+    """
+    least = LEVELS.index(level) if level in LEVELS else 0
+    merged: list[tuple[str, int, dict[str, str]]] = []
+    # The name comes from a user of the page, so it only selects among the files that are there.
+    for path in sorted((folder / "logs").glob("*.log")):
+        if process and path.stem != process:
+            continue
+        merged += _lines_of_log(path, least)
+    merged.sort(key=lambda line: line[:2])
+    return [line for _, _, line in merged[-MAX_LOG_LINES:]]
+
+
+def _lines_of_log(path: Path, least: int) -> list[tuple[str, int, dict[str, str]]]:
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - LOG_BYTES))
+            texts = file.read().decode("utf-8", "backslashreplace").split("\n")
+    except OSError:
+        return []
+    found: list[tuple[str, int, dict[str, str]]] = []
+    at, level = "", "INFO"
+    for number, text in enumerate(texts[1:] if size > LOG_BYTES else texts):
+        if match := _LOG_LINE.match(text):
+            at, level = f"{match[1]}.{match[2]}", match[3]
+            text = match[4]
+        if text and LEVELS.index(level) >= least:
+            found.append((at, number, {"at": at, "process": path.stem, "level": level, "text": text[:4_000]}))
+    return found

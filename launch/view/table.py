@@ -1,0 +1,302 @@
+"""The table of trajectories: filters, sorting, a histogram of rewards, groups whose returns are equal. Pure."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from launch.errors import BadQuestion
+from launch.run_file.sections import RunConfig
+from launch.view.histograms import bin_edges, histogram
+from launch.view.journal_index import JournalIndex, Row
+from learner.samples import Sample
+
+PAGE_ROWS = 200
+BINS = 20
+_EVALUATION = re.compile(r"(\d+)eval-(.*)-(\d+)")
+
+
+def evaluation_of(row: Row) -> tuple[str, int] | None:
+    """Return tag and number of a held-out task; None for a training task.
+
+    Example:
+        >>> evaluation_of(Row("1eval-hard step 20-5.0", "1eval-hard step 20-5", "", 1, "e", "eval", "", 0.0))
+        ('hard step 20', 5)
+    """
+    match = _EVALUATION.fullmatch(row.task) if row.purpose == "eval" else None
+    return (match[2], int(match[3])) if match else None
+
+
+def reward_of(row: Row, config: RunConfig | None) -> float | None:
+    """Return the weighted sum of a trajectory's rewards; None if it has none, or failed.
+
+    The weights are those of `[learner.reward.weights]` after all stages. What else the section does is not applied, so
+    the sum can differ from the return that the learner trained on; samples have that.
+    """
+    if not row.rewards or row.status == "failed":
+        return None
+    weights = config.learner.reward.weights_in_force if config is not None else {}
+    return sum(weights.get(name, 1.0) * value for name, value in row.rewards.items())
+
+
+def known_step(row: Row) -> int | None:
+    """Return the learner step that took a trajectory; None while none did."""
+    return row.step if row.step >= 0 else None
+
+
+def is_uniform(members: Sequence[Row]) -> bool:
+    """Return whether a group has ended, and all its members have the same rewards, so that it teaches nothing.
+
+    Example:
+        >>> def row(reward):
+        ...     rewards = {"r": reward}
+        ...     return Row("t", "t", "g", 2, "e", "train", "", 1.0, status="finished", rewards=rewards)
+        >>> is_uniform([row(1.0), row(1.0)]), is_uniform([row(1.0), row(0.0)]), is_uniform([row(1.0)])
+        (True, False, False)
+    """
+    ended = [row for row in members if row.status not in ("unfinished", "failed")]
+    return (
+        len(ended) > 1
+        and len(ended) >= members[0].group_size
+        and all(r.rewards == ended[0].rewards for r in ended)
+    )
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What the table shows; an absent value does not filter."""
+
+    reward_min: float | None = None
+    reward_max: float | None = None
+    reward_name: str | None = None
+    """Name of the reward that the bounds are for; None: the weighted sum."""
+    env: str | None = None
+    purpose: str | None = None
+    evaluation: str | None = None
+    task: str | None = None
+    """Number of a held-out task, or the name of any task."""
+    group: str | None = None
+    outcome: str | None = None
+    status: str | None = None
+    reason: str | None = None
+    """Part of why the episode failed, or of why it ended."""
+    lag_min: int | None = None
+    step_min: int | None = None
+    step_max: int | None = None
+    version: int | None = None
+    """A version that sampled some of its tokens."""
+    length_min: int | None = None
+    length_max: int | None = None
+    correct: bool | None = None
+    uniform: bool | None = None
+    trajectory: str | None = None
+    """Part of the trajectory's name."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "Filter":
+        """Return the filter of the parameters of an address; other parameters are left alone.
+
+        Raises:
+            BadQuestion: a value is not of the right kind.
+
+        Example:
+            >>> Filter.of({"reward_min": "0.5", "correct": "false", "sort": "-reward"}).reward_min
+            0.5
+        """
+        values: dict[str, Any] = {}
+        for part in fields(cls):
+            text = given.get(part.name, "")
+            if not text:
+                continue
+            values[part.name] = _value(part.name, str(part.type).partition(" ")[0], text)
+        return cls(**values)
+
+    def tests(self, index: JournalIndex, config: RunConfig | None) -> list[Callable[[Row], bool]]:
+        """Return the conditions that a row has to meet."""
+        uniform = (
+            {group for group, rows in index.groups.items() if is_uniform(rows)}
+            if self.uniform is not None
+            else set()
+        )
+
+        def reward(row: Row) -> float | None:
+            return reward_of(row, config) if self.reward_name is None else row.rewards.get(self.reward_name)
+
+        def between(low: float | None, high: float | None, value: float | None) -> bool:
+            return value is not None and (low is None or value >= low) and (high is None or value <= high)
+
+        tests: list[tuple[bool, Callable[[Row], bool]]] = [
+            (self.trajectory is not None, lambda row: str(self.trajectory) in row.trajectory),
+            (self.group is not None, lambda row: row.group == self.group),
+            (self.env is not None, lambda row: row.env == self.env),
+            (self.purpose is not None, lambda row: row.purpose == self.purpose),
+            (self.status is not None, lambda row: row.status == self.status),
+            (self.correct is not None, lambda row: row.correct is self.correct),
+            (self.reason is not None, lambda row: str(self.reason) in (row.failure or row.stop_reason)),
+            (self.evaluation is not None, lambda row: (evaluation_of(row) or ("", 0))[0] == self.evaluation),
+            (
+                self.task is not None,
+                lambda row: self.task in (row.task, str((evaluation_of(row) or ("", -1))[1])),
+            ),
+            (self.uniform is not None, lambda row: (row.group in uniform) is self.uniform),
+            (self.outcome is not None, lambda row: str(self.outcome) in row.outcome),
+            (self.lag_min is not None, lambda row: between(self.lag_min, None, row.lag)),
+            (
+                self.step_min is not None or self.step_max is not None,
+                lambda row: between(self.step_min, self.step_max, known_step(row)),
+            ),
+            (
+                self.length_min is not None or self.length_max is not None,
+                lambda row: between(self.length_min, self.length_max, row.action_tokens),
+            ),
+            (
+                self.version is not None,
+                lambda row: any(
+                    version == self.version for piece in row.pieces for version, _ in piece.versions
+                ),
+            ),
+            (
+                self.reward_min is not None or self.reward_max is not None,
+                lambda row: between(self.reward_min, self.reward_max, reward(row)),
+            ),
+        ]
+        return [test for wanted, test in tests if wanted]
+
+
+def _value(name: str, kind: str, text: str) -> Any:
+    try:
+        match kind:
+            case "float":
+                value = float(text)
+                if math.isnan(value):
+                    raise ValueError
+                return value
+            case "int":
+                return int(text[:20])
+            case "bool":
+                return {"true": True, "false": False}[text]
+            case _:
+                return text[:1_000]
+    except (ValueError, KeyError):
+        raise BadQuestion(f"{name} is {text[:40]!r}; it takes a value of kind {kind}") from None
+
+
+SORTS: dict[str, Callable[[Row, RunConfig | None], Any]] = {
+    "place": lambda row, config: 0,
+    "reward": lambda row, config: reward_of(row, config),
+    "step": lambda row, config: known_step(row),
+    "length": lambda row, config: row.action_tokens,
+    "tokens": lambda row, config: row.tokens,
+    "lag": lambda row, config: row.lag,
+    "turns": lambda row, config: row.turns,
+    "group": lambda row, config: row.group,
+    "trajectory": lambda row, config: row.trajectory,
+    "version": lambda row, config: (row.versions or (None,))[-1],
+    "task": lambda row, config: ((evaluation_of(row) or ("", -1))[1], row.step, row.task),
+}
+
+
+def selected(index: JournalIndex, config: RunConfig | None, given: Mapping[str, str]) -> list[Row]:
+    """Return the rows that the parameters of an address select, sorted; the newest first if they say nothing.
+
+    Raises:
+        BadQuestion: a parameter has a value that it cannot have.
+    """
+    rows = index.rows
+    tests = Filter.of(given).tests(index, config)
+    if tests:
+        rows = [row for row in rows if all(test(row) for test in tests)]
+    sort = given.get("sort", "") or "-place"
+    key = SORTS.get(sort.removeprefix("-"))
+    if key is None:
+        raise BadQuestion(
+            f"sort is {sort[:40]!r}; it takes one of {', '.join(SORTS)}, with - in front for the other way"
+        )
+    down = sort.startswith("-")
+    if key is SORTS["place"]:
+        return list(reversed(rows)) if down else list(rows)
+    # Missing values come last, whatever the direction.
+    known = [(value, row) for row in rows if (value := key(row, config)) is not None]
+    known.sort(key=lambda pair: pair[0], reverse=down)
+    return [*(row for _, row in known), *(row for row in rows if key(row, config) is None)]
+
+
+def table_page(
+    index: JournalIndex, config: RunConfig | None, samples: Sequence[Sample], given: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return one page of the table, with the histogram of rewards of all rows that the filters select."""
+    rows = selected(index, config, given)
+    try:
+        start = max(0, int(given.get("start", "0")[:12]))
+    except ValueError:
+        raise BadQuestion(f"start is {given['start'][:40]!r}; it takes a number") from None
+    sampled = {(sample.task, sample.step) for sample in samples}
+    return {
+        "total": len(index.rows),
+        "selected": len(rows),
+        "start": start,
+        "rows": [
+            row_of(row, index, config, (row.task, row.step) in sampled)
+            for row in rows[start : start + PAGE_ROWS]
+        ],
+        "histogram": reward_histogram([reward_of(row, config) for row in rows]),
+        "choices": choices(index),
+    }
+
+
+def row_of(row: Row, index: JournalIndex, config: RunConfig | None, sampled: bool = False) -> dict[str, Any]:
+    """Return what the table shows of a trajectory."""
+    evaluation = evaluation_of(row)
+    return {
+        "trajectory": row.trajectory,
+        "task": row.task,
+        "group": row.group,
+        "env": row.env,
+        "purpose": row.purpose,
+        "evaluation": evaluation[0] if evaluation else None,
+        "status": row.status,
+        "reason": row.failure or row.stop_reason,
+        "reward": finite(reward_of(row, config)),
+        "rewards": {name: finite(value) for name, value in row.rewards.items()},
+        "correct": row.correct,
+        "step": known_step(row),
+        "length": row.action_tokens,
+        "tokens": row.tokens,
+        "turns": row.turns,
+        "versions": row.versions,
+        "lag": row.lag,
+        "outcome": row.outcome,
+        "generator": row.generator,
+        "uniform": is_uniform(index.groups.get(row.group, [])),
+        "sampled": sampled,
+        "at": row.pieces[-1].at if row.pieces else None,
+    }
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number, or None for one that is missing or not finite."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def reward_histogram(rewards: Sequence[float | None]) -> dict[str, Any]:
+    """Return counts of rewards by bin, and how many rows have none."""
+    known = [value for value in rewards if value is not None and math.isfinite(value)]
+    if not known:
+        return {"edges": [], "counts": [], "missing": len(rewards)}
+    edges = bin_edges(known, BINS)
+    return {"edges": edges, "counts": histogram(known, edges), "missing": len(rewards) - len(known)}
+
+
+def choices(index: JournalIndex) -> dict[str, list[str]]:
+    """Return the values that filters can take."""
+    rows = index.rows
+    tags = [found[0] for row in rows if (found := evaluation_of(row)) is not None]
+    return {
+        "env": sorted({row.env for row in rows})[:200],
+        "purpose": sorted({row.purpose for row in rows}),
+        "status": sorted({row.status for row in rows}),
+        "evaluation": list(dict.fromkeys(tags))[:500],
+        "outcome": sorted({row.outcome for row in rows})[:50],
+        "reward_name": sorted({name for row in rows for name in row.rewards})[:200],
+    }

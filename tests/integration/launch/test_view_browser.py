@@ -1,0 +1,377 @@
+"""Test the pages of `offbeat view` in a headless Chromium: every page, filters, keys, sizes, themes, hostile texts."""
+
+import asyncio
+import fcntl
+import json
+import shutil
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from launch.view.export import export
+from launch.view.questions import Questions
+from launch.view.recorded import DEMO, unpack
+from launch.view.server import view_server
+from learner.samples import Sample, SamplePart, encode_line
+from tests.browser import Browser, chromium
+from tests.view_runs import Maker, small_run
+
+pytestmark = pytest.mark.skipif(
+    chromium() is None, reason="there is no Chromium here: apt-get install chromium-headless-shell"
+)
+PAGES = ["overview", "timeline", "ledger", "table", "staleness", "differences", "samples"]
+EVIL = (
+    "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+    "<style>body{display:none}</style>"
+    "</pre></td></table><h1>No alarm.</h1>\u202egnp.exe\u2066\u0007\x1b[2J" + "w" * 3_000
+)
+
+
+@contextmanager
+def serving(folders):
+    """Serve runs from a thread, and yield the link."""
+    ready, stop, found = threading.Event(), [], []
+
+    async def run():
+        stop.append(asyncio.Event())
+        async with view_server(Questions(folders), "127.0.0.1", 0, None) as address:
+            found.extend([asyncio.get_running_loop(), address.url])
+            ready.set()
+            await stop[0].wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield found[1]
+    finally:
+        found[0].call_soon_threadsafe(stop[0].set)
+        thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    opened = Browser(chromium())
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Run folders: one that ended, one that was killed, one whose first file is deleted, one that goes on."""
+    place = tmp_path_factory.mktemp("runs")
+    demo = unpack(DEMO, place)
+    killed = small_run(place / "killed")
+    maker = Maker(place / "deleted")
+    maker.group(2, rewards=[0.0, 1.0])
+    maker.train()
+    maker.checkpoint()
+    maker.new_file()
+    maker.group(2, rewards=[0.0, 1.0])
+    maker.train()
+    deleted = maker.close()
+    first = deleted / "journal" / "journal-00000001.log"
+    first.rename(first.with_suffix(".released"))
+    living = Maker(place / "living")
+    living.group(2, rewards=[0.0, 1.0])
+    living.train()
+    with open(living.folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield {"demo": demo, "killed": killed, "deleted": deleted, "living": living}
+    living.close()
+
+
+@pytest.fixture(scope="module")
+def link(runs):
+    with serving([runs["demo"], runs["killed"], runs["deleted"], runs["living"].folder]) as url:
+        yield url
+
+
+@pytest.fixture
+def page(browser, link):
+    """The page, logged in."""
+    browser.problems.clear()
+    browser.asked.clear()
+    browser.size(1_200)
+    browser.go("about:blank")
+    browser.go(link)
+    browser.wait("document.querySelector('h1') && document.getElementById('main').dataset.ready")
+    yield browser
+    assert browser.problems == []
+
+
+def fill(field, value, event):
+    """Return a script that writes into a field."""
+    return (
+        f"(() => {{ const f = document.getElementById('{field}'); f.value = {json.dumps(value)}; "
+        f"f.dispatchEvent(new Event('{event}')); }})()"
+    )
+
+
+def click(selector):
+    """Return a script that clicks on a part of a figure."""
+    return f"{selector}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))"
+
+
+def first_rows(page):
+    return page.run("[...document.querySelectorAll('tbody tr td:first-child')].map((cell) => cell.innerText)")
+
+
+def test_the_link_logs_in_and_its_secret_is_in_no_address(page, link):
+    secret = link.partition("#")[2]
+    assert secret not in page.run("location.href")
+    assert [url for url in page.asked if secret in url.partition("#")[0]] == []
+    host = link.partition("/login")[0]
+    assert [url for url in page.asked if not url.startswith((host, "about:", "data:"))] == []
+
+
+@pytest.mark.parametrize("width", [400, 1_600])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_of_every_run_fits(page, width, theme):
+    page.size(width)
+    page.settled(
+        f"document.documentElement.classList.toggle('dark', {json.dumps(theme != 'dark')});"
+        "document.getElementById('theme').click()"
+    )
+    for run in ("demo", "killed", "deleted", "living"):
+        for name in PAGES:
+            page.open(f"/{name}?run={run}")
+            assert page.run("document.querySelector('.error')?.innerText ?? ''") == "", (run, name)
+            assert page.run("document.querySelectorAll('h1').length") == 1
+            over = page.run("document.documentElement.scrollWidth - window.innerWidth")
+            assert over <= 0, (run, name, width, over)
+    assert page.run("document.documentElement.classList.contains('dark')") is (theme == "dark")
+
+
+def test_states_of_runs_are_told_apart(page):
+    for run, said in (
+        ("demo", "The run has ended at step"),
+        ("killed", "The run broke off at step 4"),
+        ("living", "The run goes on at step 1"),
+    ):
+        page.open(f"/overview?run={run}")
+        assert said in page.run("document.getElementById('sentence').innerText")
+    page.open("/table?run=deleted")
+    assert (
+        "older files of the journal were deleted at step 1; keep more with broker.journal.keep_bytes"
+        in page.text()
+    )
+
+
+def test_a_run_that_goes_on_is_followed(page, runs):
+    page.open("/ledger?run=living")
+    before = page.run("document.getElementById('sum').innerText")
+    runs["living"].group(2, rewards=[0.5, 1.0])
+    runs["living"].train()
+    page.wait(f"document.getElementById('sum').innerText !== {json.dumps(before)}")
+    assert page.run("document.getElementById('sum').innerText").startswith("The ledger closes")
+
+
+def test_the_ledger_closes_and_a_band_opens_its_trajectories(page):
+    page.open("/ledger?run=killed")
+    said = page.run("document.getElementById('sum').innerText")
+    assert said == "The ledger closes: 200 tokens journaled = 40 held + 100 trained + 60 dropped."
+    page.settled(click("document.querySelector('svg a[aria-label^=\"dropped: evaluated\"]')"))
+    assert set(first_rows(page)) == {"1eval-before 0-0.0", "1eval-after 4-0.0"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rows"),
+    [
+        ("f-purpose", "eval", 2), ("f-evaluation", "before 0", 1), ("f-task", "0", 2), ("f-reward_min", "0.9", 4),
+        ("f-correct", "true", 1), ("f-outcome", "trained", 10), ("f-status", "failed", 2), ("f-reason", "KeyError", 2),
+        ("f-lag_min", "3", 1), ("f-step_min", "3", 5), ("f-version", "2", 4), ("f-group", "1g8", 2),
+        ("filter", "g3.1", 1), ("f-length_min", "6", 0), ("f-uniform", "true", 4),
+    ],
+)  # fmt: skip
+def test_filters_act_and_stand_in_the_address(page, field, value, rows):
+    page.open("/table?run=killed")
+    page.settled(fill(field, value, "change"))
+    assert len(first_rows(page)) == rows
+    address = page.run("location.hash")
+    page.open("/overview?run=killed")
+    page.open(address.removeprefix("#"))
+    assert len(first_rows(page)) == rows
+
+
+def test_a_bar_of_the_histogram_filters(page):
+    page.open("/table?run=killed&purpose=train")
+    label = page.run("[...document.querySelectorAll('figure svg a')].at(-1).getAttribute('aria-label')")
+    page.settled(
+        "[...document.querySelectorAll('figure svg a')].at(-1).dispatchEvent(new MouseEvent('click', {bubbles: true}))"
+    )
+    assert len(first_rows(page)) == int(label.rpartition(": ")[2])
+
+
+def test_keys_go_through_list_and_group_and_texts(page):
+    page.open("/table?run=killed&sort=trajectory&purpose=train")
+    wanted = first_rows(page)
+    page.settled("document.querySelector('tbody a').click()")
+    seen = [page.run("document.querySelector('#facts span').innerText")]
+    for key in ("j", "j", "k", "]", "["):
+        ready = page.run("document.getElementById('main').dataset.ready")
+        page.press(key)
+        page.wait(f"document.getElementById('main').dataset.ready !== '{ready}'")
+        seen.append(page.run("document.querySelector('#facts span').innerText"))
+    names = [text.removeprefix("trajectory ") for text in seen]
+    assert names == [wanted[0], wanted[1], wanted[2], wanted[1], wanted[2], wanted[1]]
+    for tab in ("tokens", "shaded", "text"):
+        ready = page.run("document.getElementById('main').dataset.ready")
+        page.press("t")
+        page.wait(f"document.getElementById('main').dataset.ready !== '{ready}'")
+        assert page.run("document.querySelector('.tabs [aria-pressed=true]').innerText") == tab
+    page.press("?")
+    page.wait("document.querySelector('dialog[open]')")
+    page.press("Escape")
+    page.wait("!document.querySelector('dialog[open]')")
+    page.press("3")
+    page.wait("location.hash.startsWith('#/ledger')")
+
+
+def test_the_inspector_says_where_the_gradient_of_a_token_was_cut(page):
+    page.open("/trajectory?run=killed&id=1g5.0.0&tab=shaded&shade=lag")
+    words = page.run("[...document.querySelectorAll('.tokens .t')].map((t) => t.innerText)")
+    assert words[:4] == ["<bos>", " 2", "+", " 2"]
+    assert len(words) == 10
+    page.run(
+        "document.querySelector('.tokens .t[data-i=\"4\"]').dispatchEvent(new MouseEvent('mouseover', {bubbles: true}))"
+    )
+    said = page.run("document.getElementById('token').innerText")
+    assert "version 0" in said
+    assert "lag 3" in said
+    assert "beyond the bound 2" in said
+    # What the learner did not keep is not 0.
+    assert "entropy —" in said
+    # Observations have no shade.
+    assert page.run("document.querySelector('.tokens .t[data-i=\"7\"]').className") == "t o"
+
+
+def test_a_click_on_a_point_opens_the_samples_of_the_step(page):
+    page.open("/overview?run=demo")
+    page.wait("document.querySelector('.plot canvas')")
+    page.run("document.querySelectorAll('.plot')[1].focus()")
+    page.press("Enter")
+    page.wait("location.hash.startsWith('#/samples')")
+    page.wait("document.querySelector('article.card')")
+
+
+def test_metrics_are_found_by_a_regular_expression(page):
+    page.open("/overview?run=demo")
+    page.run(fill("filter", "^learner/ratio.*max$", "input"))
+    rows = page.run("[...document.querySelectorAll('#metric-list tbody tr')].map((row) => row.innerText)")
+    assert len(rows) == 2
+    assert "largest importance ratio proximal/behaviour of a trained token" in " ".join(rows)
+    page.settled("document.querySelector('#metric-list input').click()")
+    assert "learner/ratio_current_proximal_max" in page.run(
+        "[...document.querySelectorAll('figcaption')].at(-1).innerText"
+    )
+    page.run(fill("filter", "((", "input"))
+    assert "not a regular expression" in page.text()
+
+
+def test_two_runs_side_by_side(page):
+    page.open("/differences?runs=demo,killed&x=tokens")
+    text = page.text()
+    assert "learner.batch_trajectories" in text
+    assert page.run("document.querySelectorAll('.plot').length") > 0
+
+
+def test_an_error_is_shown_and_the_page_stays(page):
+    page.open("/trajectory?run=killed&id=../../etc/passwd")
+    assert "the journal has no trajectory '../../etc/passwd'" in page.text()
+    page.open("/table?run=killed&reward_min=x")
+    assert "reward_min is 'x'" in page.text()
+    # The browser logs answers other than 200; they are what is tested here.
+    page.problems[:] = [problem for problem in page.problems if "status of 40" not in problem]
+
+
+def test_hostile_texts_stay_texts(browser, tmp_path):
+    maker = Maker(tmp_path / "<b>evil", env="<img src=x onerror=alert(1)>", settings={})
+    maker.group(
+        2, rewards=[0.0, 1.0], reward_name="</td><script>alert(1)</script>", stop="\u202e<i>stop", texts=None
+    )
+    maker.train()
+    maker.group(2, rewards=[0.0, 1.0], status="failed", error=EVIL[:3_000])
+    maker.journal.flush()
+    folder = maker.close()
+    parts = [SamplePart("prompt", EVIL + "x" * 60_000, 5), SamplePart("answer", EVIL, 5)]
+    sample = Sample(
+        step=1,
+        policy_version=0,
+        split="train",
+        env=EVIL[:200],
+        task="1g0.0",
+        group="1g0",
+        parts=parts[:1],
+        end=EVIL,
+    )
+    with (folder / "samples.jsonl").open("wb") as file:
+        file.write(encode_line(sample) + b"\xff\xfe{\n" + b'{"step": 1e999}\n')
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(json.dumps({"step": 2, "note": EVIL}).encode() + b"\n\xff\xff\n" + b"[" * 100_000 + b"\n")
+        file.write(json.dumps({"step": 2, "learner/loss": 1.0, f"env/{EVIL[:500]}": 1.0}).encode() + b"\n")
+    (folder / "logs").mkdir()
+    (folder / "logs" / "<u>x.log").write_bytes(
+        b"2026-01-01 00:00:00,000 INFO    " + EVIL.encode() + b"\xff" * 1_000_000 + b"\n"
+    )
+    browser.problems.clear()
+    with serving([folder]) as url:
+        browser.go("about:blank")
+        browser.size(1_000)
+        browser.go(url)
+        browser.wait("document.querySelector('h1') && document.getElementById('main').dataset.ready")
+        for name in [
+            *PAGES,
+            "trajectory?id=1g1.0.0",
+            "trajectory?id=1g0.1.0&tab=shaded",
+            "overview?match=env",
+        ]:
+            browser.open(f"/{name}")
+            assert browser.run("document.querySelector('.error')?.innerText ?? ''") == "", name
+            assert browser.run("document.title").endswith("· <b>evil")
+            assert (
+                browser.run(
+                    "document.querySelectorAll('main script, main img, main style, main i i, main b b, main u').length"
+                )
+                == 0
+            )
+            assert browser.run("document.querySelectorAll('h1').length") == 1
+            assert browser.run("document.documentElement.scrollWidth - window.innerWidth") <= 0, name
+            hidden = browser.run(
+                "/[\\u0000-\\u0008\\u000b-\\u001f\\u007f\\u202a-\\u202e\\u2066-\\u2069]/.test(document.body.textContent)"
+            )
+            assert not hidden, name
+        browser.open("/samples?step=1")
+        assert "\\u{202e}gnp.exe" in browser.text()
+        assert "<script>document.title='owned'</script>" in browser.text()
+    assert browser.problems == []
+
+
+def test_an_exported_copy_opens_from_the_disk(browser, runs, tmp_path):
+    copied = tmp_path / "killed"
+    shutil.copytree(runs["killed"], copied)
+    said = export(Questions([copied, runs["demo"]]), tmp_path / "copy")
+    assert "2 runs" in said
+    browser.problems.clear()
+    browser.asked.clear()
+    browser.go("about:blank")
+    browser.go(f"file://{tmp_path}/copy/index.html")
+    browser.wait("document.querySelector('h1') && document.getElementById('main').dataset.ready")
+    for name in [*PAGES, "trajectory?id=1g5.0.0&tab=shaded"]:
+        browser.open(f"/{name}")
+        assert browser.run("document.querySelector('.error')?.innerText ?? ''") == "", name
+    browser.open("/ledger")
+    assert browser.run("document.getElementById('sum').innerText").startswith("The ledger closes: 200 tokens")
+    for filtered, rows in (
+        ("outcome=trained&reward_min=0.9", 3),
+        ("uniform=true", 4),
+        ("step_min=3&step_max=3", 2),
+        ("lag_min=3", 1),
+    ):
+        browser.open(f"/table?{filtered}")
+        assert len(first_rows(browser)) == rows, filtered
+    browser.open("/overview?run=demo")
+    assert "The run has ended" in browser.text()
+    assert browser.problems == []
+    assert all(url.startswith(("file:", "about:", "data:")) for url in browser.asked)
