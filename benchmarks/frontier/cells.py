@@ -184,6 +184,7 @@ class Found(Struct, frozen=True):
     start: float = 0.0
     curve: list[float] = []
     numbers: dict[str, float] = {}
+    entropies: list[float] = []
     cosine: float | None = None
     turned: float | None = None
     exact: bool = False

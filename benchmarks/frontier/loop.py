@@ -439,6 +439,8 @@ class CellResult:
     """Mean return of the batches, in at most sixteen parts of the run."""
     numbers: dict[str, float]
     """Means over the second half of the run, see `NUMBERS`."""
+    entropies: list[float]
+    """Entropy of the trained tokens, in nats, in the quarters of the run."""
     cosine: float | None
     """Cosine of a batch's gradient with a fresh one, mean over `PROBES`; None where a gradient was zero."""
     turned: float | None
@@ -518,11 +520,22 @@ def run_cell(
             for name in NUMBERS.values()
             if any(name in step for step in half)
         },
+        entropies=quarters([step["entropy"] for step in trainer.numbers if "entropy" in step]),
         cosine=_mean([cosine for cosine, _ in found]),
         turned=_mean([turned for _, turned in found]),
         exact=trainer.lags == expected,
         optimizer_steps=engine.optimizer_steps,
     )
+
+
+def quarters(values: Sequence[float]) -> list[float]:
+    """Return the mean of each quarter.
+
+    Example:
+        >>> quarters([1, 3, 5, 5, 0, 2, 7, 7])
+        [2.0, 5.0, 1.0, 7.0]
+    """
+    return [float(part.mean()) for part in np.array_split(np.array(values, dtype=np.float64), 4)]
 
 
 def evaluate(batches: SampledBatches, version: int, seed: int) -> float:

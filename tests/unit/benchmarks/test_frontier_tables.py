@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.frontier import cells, tables
-from benchmarks.frontier.agreement import Pair
+from benchmarks.frontier.agreement import Pair, numbers
 from benchmarks.frontier.agreement import table as agreement_table
 from benchmarks.frontier.cells import Cell, Found
 from benchmarks.frontier.program import known, missing
@@ -149,8 +149,8 @@ def test_our_weights_have_mean_one_over_the_tokens_of_each_lag():
     [(0.55, True, True), (0.61, True, True), (0.9, True, False), (0.55, False, False)],
 )
 def test_the_loop_agrees_with_the_real_system_within_three_times_its_spread(score, exact, agrees):
-    loop = [{"score": value, "entropy": 1.0, "ess": 0.5} for value in (0.5, 0.55, 0.6)]
-    real = {"score": score, "entropy": 1.05, "ess": 0.5}
+    loop = [numbers([2.0, 1.0, 1.0, 1.0], value) for value in (0.5, 0.55, 0.6)]
+    real = numbers([2.05, 1.0, 1.0, 1.0], score)
     pair = Pair("budget", "grpo", 16, 128, "s", real, loop, exact, seconds=60.0, loop_seconds=6.0)
     assert pair.agrees == agrees
     table = agreement_table([pair])
