@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from learner.annotations import AnnotationLog
 from learner.checkpoint_files import step_back
 from learner.curriculum import Curriculum
 from learner.intake.session import BrokerSession
@@ -163,10 +164,18 @@ def wire(
         report,
         replay=replay,
         samples=samples,
+        annotations=annotation_log(config, run_dir),
         seed=seed,
         gpu=gpu,
     )
     return TrainingRun(trainer, session)
+
+
+def annotation_log(config: LearnerConfig, run_dir: Path) -> AnnotationLog | None:
+    """Return what writes the annotations; None if nobody wants them."""
+    if not config.annotations_mib:
+        return None
+    return AnnotationLog(run_dir, mib=config.annotations_mib, floats=config.annotations_float)
 
 
 def train(run: TrainingRun, publisher: Publisher, begin: Start) -> None:
@@ -188,6 +197,8 @@ def train(run: TrainingRun, publisher: Publisher, begin: Start) -> None:
         publisher.stop()
         run.session.close(then)
         run.trainer.report.close(failed=failed)
+        if run.trainer.annotations is not None:
+            run.trainer.annotations.close()
         publisher.close()
     run.trainer.engine.close()
 

@@ -108,6 +108,9 @@ class Checkpoints:
         """Write a checkpoint, and tell the broker that it covers the units committed so far."""
         trainer, session = self._trainer, self._session
         session.checkpoint_wanted = ""
+        # A step that a checkpoint covers is not done again, so nobody would write its annotations later.
+        if trainer.annotations is not None:
+            trainer.annotations.settle()
         # Commit first, so that a checkpoint never knows of a unit that was not committed.
         session.flush(step=trainer.step)
         state = {
@@ -228,9 +231,11 @@ class Checkpoints:
         log.info("resumed at step %d, version %d, epoch %d", trainer.step, trainer.version, curriculum.epoch)
 
     def rewind(self) -> None:
-        """Delete the metrics, samples and models of steps and evaluations that this process does again."""
+        """Delete the metrics, samples, annotations and models of steps and evaluations that this process does again."""
         trainer = self._trainer
         trainer.report.rewind(trainer.step)
+        if trainer.annotations is not None:
+            trainer.annotations.rewind(trainer.step)
         self.remove_models()
         if trainer.samples is not None:
             records = self._evaluations.records

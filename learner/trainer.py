@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.algorithms.replay import self_imitation_weight
+from learner.annotations import AnnotationLog
 from learner.errors import Diverged
 from learner.idle_parts import IdleParts, named_parts
 from learner.intake.intake import Intake
@@ -115,6 +116,8 @@ class Trainer:
     replay: ReplayTable[Any] | None = None
     samples: SampleLog | None = None
     """Writes what the model wrote; None: nobody wants to see it, because it was seen before."""
+    annotations: AnnotationLog | None = None
+    """Writes what the learner made of each token; None: nothing does."""
     seed: int = 0
     step: int = 0
     version: int = 0
@@ -326,6 +329,11 @@ class Trainer:
         self.note_idle_parts(scalars)
         if self.samples is not None:
             self.samples.step(self.step, updated, trained, arrived, report.advantages)
+        untrained = intake.counts.take_newest()
+        if self.annotations is not None and report.tokens is not None:
+            self.annotations.step(
+                self.step, updated, trained, report.tokens, applied=report.applied, untrained=untrained
+            )
 
     def write_first_group(self) -> None:
         """Write samples of the first group that ends before the first step, whatever its returns are."""

@@ -294,6 +294,8 @@ class Trajectory:
         return rewards
 
 
+MAX_NEWEST = 16_384
+"""Most ids of trajectories without gradient that are remembered from one step to the next."""
 RECOMMITTED = "recommitted"
 """Outcome of units that the broker delivered again after they had been committed."""
 
@@ -348,11 +350,22 @@ class Counts:
 
     trajectories: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
+    newest: list[tuple[str, str]] = field(default_factory=list)
+    """Outcome and id of trajectories that were counted since the last `take_newest`, for the annotations."""
 
     def add(self, outcome: str, trajectories: Sequence[Trajectory]) -> None:
         """Count trajectories, and the action tokens of their windows, under an outcome."""
         if trajectories:
             self.note(outcome, len(trajectories), sum(t.window_tokens for t in trajectories))
+            self.newest += [(outcome, t.trajectory_id) for t in trajectories[: MAX_NEWEST - len(self.newest)]]
+
+    def take_newest(self) -> dict[str, list[str]]:
+        """Return and forget the ids of the trajectories that were counted, by outcome: the first `MAX_NEWEST`."""
+        taken: dict[str, list[str]] = {}
+        for outcome, trajectory_id in self.newest:
+            taken.setdefault(outcome, []).append(trajectory_id)
+        self.newest = []
+        return taken
 
     def note(self, outcome: str, trajectories: int, tokens: int = 0) -> None:
         """Count trajectories that were never assembled here, and the action tokens that did arrive."""

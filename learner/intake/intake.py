@@ -3,7 +3,7 @@
 import logging
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from learner.comparisons import has_signal
@@ -530,7 +530,7 @@ class Intake:
     def state(self) -> dict[str, Any]:
         """Return the state for the checkpoint; ready units are left out, the broker delivers them again."""
         return {
-            "counts": asdict(self._counts_without_held()),
+            "counts": _saved(self._counts_without_held()),
             "committed": self.commits.committed.state(),
             "trained_tokens": self.trained_tokens,
             "sampled_tokens": self.sampled_tokens,
@@ -652,6 +652,10 @@ class Intake:
     def compose_rewards(self, config: RewardConfig, members: Sequence[Trajectory]) -> list[Trajectory]:
         """Compose the rewards of the members of a group, see `learner.intake.trajectories.compose_at_version`."""
         return compose_at_version(self.line, config, members)
+
+
+def _saved(counts: Counts) -> dict[str, Any]:
+    return {"trajectories": counts.trajectories, "tokens": counts.tokens}
 
 
 def _group_id(deliver: Deliver, segments: Sequence[SegmentArrays]) -> str:

@@ -347,6 +347,13 @@ class LearnerConfig(Section):
     probabilities."""
     keep_versions: int = Field(3, ge=2)
     """Published versions that are kept for slow generators. At least 2."""
+    annotations_mib: int = Field(256, ge=0)
+    """Most MiB of what the learner made of each sampled token: log-probability, ratio, correction, advantage, entropy,
+    and whether and why it was masked or clipped. The folder `annotations` of the run has it, 14 bytes a token with half
+    floats; the oldest steps go first. `offbeat journal export --trained` reads it. 0: none."""
+    annotations_float: Literal["float16", "float32"] = "float16"
+    """Float type of these numbers. Half floats have three digits. float32 has the learner's own numbers, bit for
+    bit, and takes 26 bytes a token."""
     checkpoint_every: int = Field(10, ge=0)
     """Learner steps between two checkpoints, and so the most steps that a killed learner repeats. A
     checkpoint takes 12 bytes per trained parameter on disk; the newest two are kept. 0: one checkpoint at the end

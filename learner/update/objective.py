@@ -122,6 +122,10 @@ class Diagnostics:
     clipped: Tensor
     truncated: Tensor
     correction: Tensor
+    advantage: Tensor
+    """Advantage that the surrogate had, the factor of the token's entropy included."""
+    weight: Tensor
+    """Share of the token in the loss."""
 
 
 @dataclass(frozen=True)
@@ -476,6 +480,8 @@ def make_objective(config: AlgorithmConfig) -> Objective:
             clipped=clipped,
             truncated=truncated,
             correction=correction,
+            advantage=tokens.advantage,
+            weight=tokens.weight,
         )
 
     return objective

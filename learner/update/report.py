@@ -27,6 +27,7 @@ from learner.update.batch import Batch
 from learner.update.micro_batches import MicroBatch, padding_fraction
 from learner.update.objective import Adaptive, Diagnostics
 from learner.update.ranks import OptimizerStep, sum_over_ranks
+from learner.update.token_numbers import TokenNumbers
 from protocol.arrays import Float32s
 
 FloatType = Literal["float32", "bfloat16", "float16"]
@@ -143,6 +144,7 @@ def limit_of(setting: float | Literal["auto"], learner: FloatType, generator: Fl
 
 DIAGNOSTICS = (
     "logp_current", "logp_proximal", "logp_behaviour", "entropy", "loss", "clipped", "truncated", "correction",
+    "advantage", "weight",
 )  # fmt: skip
 ROWS = ("seen", *DIAGNOSTICS, "value")
 """Names of the numbers recorded for every token; ``seen`` is 1 where the policy's objective was formed."""
@@ -345,6 +347,8 @@ class UpdateReport:
     """How far the generators' log-probabilities are from the learner's, for tokens without lag."""
     advantages: NDArray[np.float64] | None = None
     """Mean advantage of each trajectory's tokens that carry policy gradient, [S]; NaN where none does."""
+    tokens: TokenNumbers | None = None
+    """What the update made of each token; None if it ended before it computed anything."""
 
 
 def make_report(
@@ -396,6 +400,7 @@ def make_report(
             generator=outcome.tokens["logp_behaviour"][newest],
         ),
         advantages=mean_advantages(batch),
+        tokens=TokenNumbers(batch, outcome.tokens),
     )
 
 

@@ -12,6 +12,8 @@ from broker.journal.journal import Journal
 from broker.journal.writer import Kind, pack_segment
 from launch.commands import retrain as recording
 from launch.commands.retrain import same_weights
+from learner.annotation_files import read_index
+from learner.annotations import AnnotationLog
 from learner.curriculum import Curriculum
 from learner.errors import CannotRetrain
 from learner.intake.session import BrokerSession
@@ -259,6 +261,8 @@ def learn(system, folder, config, model, *, resume=False, kill_at=None):
         Unpublished(),
         Report(folder),
         replay=replay_table(config),
+        # The learners of `retrain` have none, so equal weights say that annotations change no weight.
+        annotations=AnnotationLog(folder, mib=64, floats="float32"),
         seed=SEED,
     )
     it = TrainingRun(trainer, session)
@@ -281,6 +285,7 @@ def learn(system, folder, config, model, *, resume=False, kill_at=None):
         pass
     finally:
         it.trainer.report.close()
+        it.trainer.annotations.close()
         engine.close()
     return it
 
@@ -302,6 +307,8 @@ def run(request, tmp_path, model):
         counts = it.session.intake.counts
         assert counts.total("stale") or counts.total("uniform")
         assert config.replay is None or it.trainer.totals.replayed_tokens
+        annotated = [step.step for step, _ in read_index(folder)]
+        assert annotated == list(range(1, config.steps + 1)), "each step once, also those done again"
         assert request.param != "hints" or (counts.total("unhinted") and counts.total("without_note"))
         return folder, config
 

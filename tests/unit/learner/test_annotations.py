@@ -1,0 +1,265 @@
+"""Test the annotations: the bits and numbers of each token, the files and their ring, going back, and errors."""
+
+import json
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from learner import annotations as module
+from learner.annotation_files import (
+    FOLDER,
+    AnnotatedStep,
+    AnnotatedTrajectory,
+    AnnotationFiles,
+    Bit,
+    read_index,
+    read_rows,
+    records,
+    row_type,
+)
+from learner.annotations import AnnotationLog, rows_of
+from learner.update.report import ROWS
+from learner.update.token_numbers import TokenNumbers
+from protocol.messages.episodes import Turn
+from tests.trajectories import batch_of, make_trajectory
+
+
+def numbers_of(batch, **given):
+    """Return numbers of the seen tokens: 1 in every row, or what is given."""
+    seen = int(batch.seen_mask.sum())
+    rows = {name: np.ones(seen, np.float32) for name in ROWS} | {
+        name: np.zeros(seen, np.float32) for name in ("clipped", "truncated")
+    }
+    return TokenNumbers(batch, rows | {name: np.asarray(row, np.float32) for name, row in given.items()})
+
+
+def two_steps():
+    """Return a batch with all reasons for which a token carries no gradient, and its numbers."""
+    fresh = make_trajectory("a", prompt=2, actions=4, version=[0, 3, 3, 3])
+    turns = [Turn(0, 0, 2, False), Turn(1, 2, 4, True), Turn(2, 4, 5, False), Turn(3, 5, 7, True)]
+    branching = make_trajectory(
+        "b", prompt=2, actions=5, version=[3, 3, 3, 3], turns=turns, observation=(4, 5), auxiliary=[1]
+    )
+    window = make_trajectory("c", prompt=1, actions=4, version=3, window_start=3)
+    greedy = make_trajectory("d", prompt=1, actions=2, version=3, temperature=0.0)
+    trajectories = [fresh, branching, window, greedy]
+    return trajectories, batch_of(trajectories, current_version=3, max_policy_lag=1)
+
+
+def test_each_token_says_whether_and_why_it_was_masked():
+    trajectories, batch = two_steps()
+    assert batch.trained.tolist() == [3, 2, 2, 0]
+    numbers = numbers_of(
+        batch,
+        clipped=[0, 1, 0, 0, 0, 0, 0],
+        truncated=[0, 0, 0, 1, 0, 0, 0],
+        correction=[1, 1, 1, 0, 1, 1, 1],
+    )
+    rows, places = rows_of(trajectories, numbers, "float16")
+    expected = [
+        Bit.STALE, Bit.TRAINED, Bit.TRAINED | Bit.CLIPPED, Bit.TRAINED,
+        Bit.AUXILIARY, Bit.AUXILIARY, Bit.TRAINED | Bit.TRUNCATED | Bit.ZERO_WEIGHT, Bit.TRAINED,
+        Bit.TRAINED, Bit.TRAINED,
+        Bit.UNUSED, Bit.UNUSED,
+    ]  # fmt: skip
+    assert rows["bits"].tolist() == [int(bits) for bits in expected]
+    assert rows["lag"].tolist() == [3, *[0] * 11]
+    assert places == [
+        AnnotatedTrajectory("a", 4, 0, [(2, 6)]),
+        AnnotatedTrajectory("b", 4, 0, [(2, 4), (5, 7)]),
+        AnnotatedTrajectory("c", 2, 3, [(3, 5)]),
+        AnnotatedTrajectory("d", 2, 0, [(1, 3)]),
+    ]
+    trained = (rows["bits"] & Bit.TRAINED) > 0
+    for name in ("logp_current", "entropy", "advantage", "ratio"):
+        assert np.isnan(rows[name][~trained]).all(), "missing is not zero"
+        assert np.isfinite(rows[name][trained]).all()
+
+
+def test_neighbours_that_are_all_actions_stay_apart():
+    """A trajectory that ends with an action, and one that begins with one, because its window does."""
+    one = make_trajectory("a", prompt=1, actions=2)
+    other = make_trajectory("b", prompt=0, actions=3, turns=[Turn(0, 0, 3, True)])
+    last = make_trajectory("c", prompt=2, actions=1)
+    _, places = rows_of([one, other, last], numbers_of(batch_of([one, other, last])), "float16")
+    assert [place.spans for place in places] == [[(1, 3)], [(0, 3)], [(2, 3)]]
+    assert [place.rows for place in places] == [2, 3, 1]
+
+
+def test_float32_is_what_the_learner_had_and_half_is_near():
+    trajectories = [make_trajectory("a", prompt=2, actions=50)]
+    batch = batch_of(trajectories)
+    rng = np.random.default_rng(0)
+    given = {
+        name: rng.standard_normal(50).astype(np.float32)
+        for name in ("logp_current", "logp_proximal", "logp_behaviour", "correction", "advantage", "entropy")
+    }
+    exact, _ = rows_of(trajectories, numbers_of(batch, **given), "float32")
+    half, _ = rows_of(trajectories, numbers_of(batch, **given), "float16")
+    for name in ("logp_current", "logp_proximal", "correction", "advantage", "entropy"):
+        assert exact[name].tobytes() == given[name].tobytes()
+        assert half[name] == pytest.approx(given[name], rel=1e-3, abs=1e-3)
+    assert exact["ratio"] == pytest.approx(np.exp(given["logp_current"] - given["logp_behaviour"]), rel=1e-6)
+
+
+def step_of(number, rows=4, name="t"):
+    one = AnnotatedTrajectory(f"{name}{number}", rows, 0, [(0, rows)])
+    data = np.zeros(rows, row_type("float16"))
+    data["lag"] = number % 256
+    return AnnotatedStep(
+        step=number, version=number, time=0.0, applied=True, floats="float16", offset=0, trajectories=[one]
+    ), data.tobytes()
+
+
+@pytest.fixture
+def open_files(tmp_path):
+    """Return a function that opens the files of a folder; they are closed at the end."""
+    opened = []
+
+    def make(limit=1 << 20):
+        opened.append(AnnotationFiles(tmp_path / FOLDER, limit))
+        return opened[-1]
+
+    yield make
+    for files in opened:
+        files.close()
+
+
+def steps_in(folder):
+    return [step.step for step, _ in read_index(folder)]
+
+
+def test_a_record_is_found_by_its_trajectory(tmp_path, open_files):
+    files = open_files()
+    for number in (1, 2, 3):
+        files.add(*step_of(number, rows=number))
+    files.add(*step_of(4, name="t3 again "))
+    (record,) = records(tmp_path, "t3")
+    assert (record.of.step, record.trajectory.rows, record.offset) == (3, 3, 14 * 3)
+    assert read_rows(record)["lag"].tolist() == [3, 3, 3]
+    assert len(list(records(tmp_path))) == 4
+    assert list(records(tmp_path, "nobody")) == []
+    record.path.unlink()
+    assert read_rows(record) is None
+    assert steps_in(tmp_path) == []
+
+
+def test_the_oldest_files_go_as_a_whole(tmp_path, open_files):
+    limit = 40_000
+    files = open_files(limit)
+    for number in range(1, 101):
+        files.add(*step_of(number, rows=100))
+        kept = steps_in(tmp_path)
+        assert kept == list(range(kept[0], number + 1))
+        assert sum(path.stat().st_size for path in (tmp_path / FOLDER).iterdir()) <= limit
+    assert 15 < len(kept) < 30
+    files.add(*step_of(101, rows=100_000))
+    files.add(*step_of(102, rows=1))
+    assert steps_in(tmp_path) in ([101, 102], [102])
+
+
+def test_what_a_crash_left_is_cut_and_the_files_go_on(tmp_path, open_files):
+    files = open_files()
+    for number in (1, 2):
+        files.add(*step_of(number))
+    data, index = (tmp_path / FOLDER / f"00000001.{kind}" for kind in ("bin", "idx"))
+    whole = data.read_bytes()
+    with open(data, "ab") as file:
+        file.write(b"rows of a step that is in no index")
+    with open(index, "ab") as file:
+        file.write(b'{"step":3,"vers')
+    assert steps_in(tmp_path) == [1, 2]
+    files = open_files()
+    assert data.read_bytes() == whole
+    files.add(*step_of(3))
+    assert [read_rows(record)["lag"].tolist() for record in records(tmp_path)] == [[1] * 4, [2] * 4, [3] * 4]
+    # Rows that the disk never got, although the index names them.
+    data.write_bytes(data.read_bytes()[:-1])
+    assert steps_in(tmp_path) == [1, 2]
+    open_files().add(*step_of(4))
+    assert steps_in(tmp_path) == [1, 2, 4]
+
+
+@pytest.mark.parametrize("back_to", [0, 1, 3, 5, 9])
+def test_a_learner_that_goes_back_writes_the_steps_again(tmp_path, open_files, back_to):
+    files = open_files(2_500)
+    for number in range(1, 7):
+        files.add(*step_of(number, rows=12))
+    kept = [step for step in steps_in(tmp_path) if step <= back_to]
+    files.rewind(back_to)
+    assert steps_in(tmp_path) == kept
+    files.add(*step_of(back_to + 1, name="anew "))
+    assert steps_in(tmp_path)[-1] == back_to + 1
+    (again,) = records(tmp_path, f"anew {back_to + 1}")
+    assert read_rows(again)["lag"].tolist() == [back_to + 1] * 4
+
+
+def test_an_index_with_nonsense_is_read_as_far_as_it_is_one(tmp_path, open_files):
+    open_files().add(*step_of(1))
+    index = tmp_path / FOLDER / "00000001.idx"
+    line = json.loads(index.read_bytes())
+    index.write_bytes(
+        b"\xff\xfe\n[]\n"
+        + json.dumps(line | {"floats": "float8"}).encode()
+        + b"\n"
+        + json.dumps(line).encode()
+    )
+    assert steps_in(tmp_path) == [1]
+
+
+# --- the thread ---------------------------------------------------------------------------------------------
+
+
+def log_of(tmp_path, **settings):
+    return AnnotationLog(tmp_path, mib=1, floats="float16", wall_clock=lambda: 12.3456, **settings)
+
+
+def write(annotations, step, **more):
+    trajectories, batch = two_steps()
+    given = {"applied": True, "untrained": {"uniform": ["x", "y"]}} | more
+    annotations.step(step, step - 1, trajectories, numbers_of(batch), **given)
+
+
+def test_a_step_is_written_behind_it(tmp_path):
+    annotations = log_of(tmp_path)
+    for step in (1, 2):
+        write(annotations, step, applied=step == 1)
+        assert annotations.settle()
+    annotations.close()
+    (one, _), (two, _) = read_index(tmp_path)
+    assert (one.step, one.version, one.time, one.applied, two.applied) == (1, 0, 12.346, True, False)
+    assert one.untrained == {"uniform": ["x", "y"]}
+    assert two.offset == one.rows * 14
+    annotations.close()
+
+
+def test_a_disk_that_fails_costs_annotations_and_not_the_run(tmp_path, caplog):
+    (tmp_path / FOLDER).write_text("not a folder")
+    annotations = log_of(tmp_path)
+    for step in (1, 2, 3):
+        write(annotations, step)
+        assert annotations.settle()
+    assert (annotations.left_out, len(caplog.records)) == (3, 1)
+    assert "the annotations of step 1 are left out: " in caplog.text
+    (tmp_path / FOLDER).unlink()
+    write(annotations, 4)
+    annotations.close()
+    assert steps_in(tmp_path) == [4]
+
+
+def test_a_slow_disk_makes_no_step_wait(tmp_path, monkeypatch, caplog):
+    go_on = threading.Event()
+    slow = SimpleNamespace(add=lambda *_: go_on.wait(60), rewind=lambda step: None, close=lambda: None)
+    monkeypatch.setattr(module, "AnnotationFiles", lambda *_: slow)
+    annotations = log_of(tmp_path)
+    for step in range(1, 3 + module.QUEUED):
+        write(annotations, step)
+    assert not annotations.settle(0.0)
+    write(annotations, 99)
+    assert annotations.left_out >= 1
+    assert "slower than training" in caplog.text
+    go_on.set()
+    annotations.close()
+    assert annotations.settle(0.0)
