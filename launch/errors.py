@@ -3,6 +3,7 @@
 LaunchError
 ├── ConfigError      the run file, or a combination in it, is wrong; nothing was started (final)
 ├── NotThereYet      the first host of a learner has not made the run folder
+├── HostTaken        a host of this name is still at work here
 ├── RoleFailed       a process that the run needs has ended
 ├── RecordingError   a journal does not hold what was trained
 ├── NothingTrained   the run ended before its first step
@@ -36,6 +37,10 @@ class ConfigError(LaunchError, ValueError):
 
 class NotThereYet(LaunchError):
     """The first host of a learner has not made the run folder; a later start may find it."""
+
+
+class HostTaken(LaunchError):
+    """A host of this name is still at work on this machine; a later start may find that it has ended."""
 
 
 class RoleFailed(LaunchError, RuntimeError):

@@ -1,6 +1,7 @@
 """`offbeat ticket`, `host`, `scale` and `drain`: let further hosts join a run, change its size, and take hosts out."""
 
 import argparse
+import contextlib
 import os
 import socket
 import sys
@@ -197,5 +198,7 @@ def host(args: argparse.Namespace) -> int:
 def _say(text: str) -> None:
     from launch.logs import plain
 
-    sys.stdout.write(f"{plain(text)}\n")
-    sys.stdout.flush()
+    # A host outlives the terminal or the connection that it was started from.
+    with contextlib.suppress(OSError):
+        sys.stdout.write(f"{plain(text)}\n")
+        sys.stdout.flush()

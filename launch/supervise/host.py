@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from launch import errors, run_folder
-from launch.errors import COME_BACK, DONE, FAILED, FINAL, ConfigError, NoAnswer, RoleFailed
+from launch.errors import COME_BACK, DONE, FAILED, FINAL, ConfigError, HostTaken, NoAnswer, RoleFailed
 from launch.fleet.model_copy import cache_folder, model_of_ticket
 from launch.fleet.ticket import FREE_ON_HOST, Ticket, refuse_other_files, refuse_other_version, unpack
 from launch.placement import visible_gpus
@@ -343,7 +343,13 @@ def run_host(
     )
     folder = runs / ticket.run / "hosts" / name
     folder.mkdir(parents=True, exist_ok=True)
-    with run_folder.claim(folder):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(run_folder.claim(folder))
+        except ConfigError:
+            raise HostTaken(
+                f"host {name} of run {ticket.run} is still at work in {folder}; it has to end first"
+            ) from None
         for left in shared_memory.sweep():
             note(f"removed {left}, left by a run that was killed")
         try:

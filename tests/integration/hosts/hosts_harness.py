@@ -53,7 +53,7 @@ process.serve_generator(GeneratorConfig(), name=a["name"], broker=a["broker"], m
 class Hosts:
     """A run whose processes have the keys of their bundle and no others, and a learner in the test."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, journal: Path | None = None) -> None:
         self.folder, self.keys = folder, folder / "keys"
         key_files.make(self.keys)
         model, tokenizer = model_folder(folder / "model")
@@ -61,7 +61,7 @@ class Hosts:
         save_file({"a": np.zeros(2, "f4")}, model / "model.safetensors")
         (folder / "counting.py").write_text(ENV_FILE)
         self.model, self.env = model, f"{folder / 'counting.py'}:Counting"
-        self.broker = Broker(self.keys, folder / "broker.log")
+        self.broker = Broker(self.keys, folder / "broker.log", folder=journal)
         self.processes: dict[str, subprocess.Popen] = {}
         self.units: list[list] = []
         hello = Hello(role="learner", peer="learner", incarnation=1, epoch=1, deliver="trajectory")

@@ -47,10 +47,10 @@ def test_keys_made_later_mix_with_those_before_and_no_file_is_copied_between_hos
 NAMES = [f"t{n}" for n in range(8)]
 
 
-def running(hosts):
+def running(hosts, name="actor-a-0"):
     """Return the episodes that the actor runs, as it says. The broker counts leases that are still on the way."""
     peers = hosts.broker.status()["peers"]
-    return next((p["gauges"].get("episodes_running", 0) for p in peers if p["name"] == "actor-a-0"), 0)
+    return next((p["gauges"].get("episodes_running", 0) for p in peers if p["name"] == name), 0)
 
 
 def test_a_generator_serves_the_episodes_of_its_host_to_their_end(hosts):
