@@ -4,6 +4,7 @@ The crew and the watchdog are those of `offbeat train`, without broker and learn
 drains, kills and ends, and with which exit code; it is pure. Engines start this one command.
 """
 
+import contextlib
 import json
 import logging
 import re

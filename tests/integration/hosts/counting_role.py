@@ -1,4 +1,4 @@
-"""`launch.role` with the counting engine in place of vLLM: ``python -m tests.integration.hosts.counting_role ROLE ...``."""
+"""`launch.role` with the counting engine in place of vLLM; the arguments are the same."""
 
 import contextlib
 import os
