@@ -261,6 +261,13 @@ def second_stage(found: Sequence[Found], task: str, chosen: Sequence[str]) -> It
                 yield Cell(task, row, which, seed, rate, steps=4 * lag)
 
 
+def equal_rates(task: str, chosen: Sequence[str]) -> Iterator[Cell]:
+    """Yield cells at the first large lag in which all rows have one rate, whatever their sweeps have chosen."""
+    lag = LONG_LAGS[0]
+    for seed, rate, row, which in product(FIRST_SEEDS, RATES[1:], chosen, (lag, 0)):
+        yield Cell(task, row, which, seed, rate, steps=4 * lag)
+
+
 def repeated(found: Sequence[Found], task: str) -> Iterator[Cell]:
     """Yield the cells of the noise floor: the uncorrected row again, with other samples."""
     rate = chosen_rate(found, task, ALWAYS[0])

@@ -1,6 +1,6 @@
 """Measure the staleness frontier: reward of each row over exact policy lag, in one process.
 
-    python -m benchmarks.frontier measure [--tasks T ...] [--rows R ...] [--stage first|second|floor] [--minutes M]
+    python -m benchmarks.frontier measure [--tasks T ...] [--rows R ...] [--stage first|second|rates|floor]
     python -m benchmarks.frontier cell TASK ROW --lag L [--seed S] [--rate R]
     python -m benchmarks.frontier results [--json FILE] [--plot FILE]
     python -m benchmarks.frontier agree
@@ -108,6 +108,9 @@ def plan_of(args: argparse.Namespace) -> Callable[[Sequence[Found]], Iterator[Ce
             case "second":
                 for task in args.tasks:
                     yield from cells.second_stage(found, task, args.rows or cells.best_rows(found, task))
+            case "rates":
+                for task in args.tasks:
+                    yield from cells.equal_rates(task, args.rows or cells.best_rows(found, task))
             case _:
                 yield from chain.from_iterable(cells.repeated(found, task) for task in args.tasks)
 
@@ -164,7 +167,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     measuring = verbs.add_parser("measure", help="run the cells that are missing")
     measuring.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     measuring.add_argument("--rows", nargs="+", help="absent: all; in the second stage the best ones")
-    measuring.add_argument("--stage", choices=("first", "second", "floor"), default="first")
+    measuring.add_argument("--stage", choices=("first", "second", "rates", "floor"), default="first")
     measuring.add_argument("--minutes", type=float, default=60.0)
     measuring.add_argument("--out", type=Path, default=OUT)
     one = verbs.add_parser("cell", help="run one cell again")

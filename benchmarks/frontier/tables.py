@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ from benchmarks.frontier.cells import (
     LONG_LAGS,
     LONG_SEEDS,
     OWN,
+    RATES,
     SWEEP_SEED,
+    SWEPT_LAGS,
     TASKS,
     Found,
     algorithm_of,
@@ -91,21 +94,29 @@ class Results:
             self._rates[task, row] = chosen_rate(self.found, task, row)
         return self._rates[task, row]
 
-    def cells(self, task: str, row: str, lag: int, steps: int) -> dict[int, Found]:
-        """Return the cells at the chosen rate with so many steps, by seed."""
-        rate = self.rate(task, row)
+    def cells(self, task: str, row: str, lag: int, steps: int, rate: float | None = None) -> dict[int, Found]:
+        """Return the cells with so many steps by seed, at a rate, or else at the chosen one."""
+        rate = self.rate(task, row) if rate is None else rate
         return {
             f.seed: f
             for f in self.found
-            if (f.task, f.row, f.lag, f.rate, f.again) == (task, row, lag, rate, 0)
+            if (f.task, f.row, f.lag, f.rate, f.steps, f.again) == (task, row, lag, rate, steps, 0)
             and f.seed != SWEEP_SEED
-            and f.steps == steps
         }
 
-    def scores(self, task: str, row: str, lag: int, steps: int, seeds: Sequence[int]) -> list[float]:
+    def scores(
+        self, task: str, row: str, lag: int, steps: int, seeds: Sequence[int], rate: float | None = None
+    ) -> list[float]:
         """Return the scores of the seeds; 0 for a run that did not come to its end."""
-        found = self.cells(task, row, lag, steps)
+        found = self.cells(task, row, lag, steps, rate)
         return [found[seed].score or 0.0 for seed in seeds if seed in found]
+
+    def swept(self, task: str, row: str, lag: int, rate: float) -> float | None:
+        """Return the reward of a cell of the sweep; None if it was not measured."""
+        for f in self.found:
+            if (f.task, f.row, f.lag, f.rate, f.seed) == (task, row, lag, rate, SWEEP_SEED):
+                return f.score or 0.0
+        return None
 
     def first(self, task: str, row: str, lag: int) -> Mean | None:
         """Return the reward of the first stage."""
@@ -166,10 +177,22 @@ def reward_table(results: Results, task: str) -> str:
 def swept(results: Results, task: str, row: str, lag: int) -> str:
     """Return the reward of the sweep, for a row of which no seed was run; or that it is missing."""
     rate = results.rate(task, row)
-    for f in results.found:
-        if (f.task, f.row, f.lag, f.rate, f.seed) == (task, row, lag, rate, SWEEP_SEED):
-            return f"{f.score or 0.0:.2f} (sweep)"
-    return MISSING
+    value = None if rate is None else results.swept(task, row, lag, rate)
+    return MISSING if value is None else f"{value:.2f} (sweep)"
+
+
+def rate_table(results: Results, task: str) -> str:
+    """Return the rewards of the sweep at lags 0 and 16, at each rate; the chosen rate is bold."""
+    head = ["recipe", *(f"rate {rate:g}: lag 0, lag 16" for rate in RATES)]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in results.rows(task):
+        cells = []
+        for rate in RATES:
+            values = [results.swept(task, row, lag, rate) for lag in SWEPT_LAGS]
+            text = ", ".join(MISSING if value is None else f"{value:.2f}" for value in values)
+            cells.append(f"**{text}**" if rate == results.rate(task, row) else text)
+        lines.append(f"| {' | '.join([named(row), *cells])} |")
+    return "\n".join(lines) if len(lines) > 2 else "Missing: the measurement ended before it."
 
 
 def long_table(results: Results, task: str) -> str:
@@ -203,38 +226,39 @@ def number_table(results: Results, task: str, lag: int, steps: int) -> str:
 
 
 def separation(results: Results) -> str:
-    """Return for each task whether it separates rows, as a table."""
-    head = "| task | lag | `uncorrected` keeps | best row | it keeps | rows below 0.7 | separates |"
-    lines = [head, "|---" * 7 + "|"]
-    for task in TASKS:
-        for lag in (16, 64, 128):
-            kept = kept_at(results, task, lag)
-            if ALWAYS[0] not in kept:
-                lines.append(f"| {task} | {lag} | {MISSING} | | | | |")
-                continue
-            best = max(kept, key=lambda row: kept[row])
-            low = sum(value < FAILS for value in kept.values())
-            verdict = "yes" if kept[ALWAYS[0]] < FAILS and kept[best] >= HOLDS else "no"
-            cells = [
-                task,
-                lag,
-                f"{kept[ALWAYS[0]]:.2f}",
-                best,
-                f"{kept[best]:.2f}",
-                f"{low} of {len(kept)}",
-                verdict,
-            ]
-            lines.append(f"| {' | '.join(map(str, cells))} |")
+    """Return for each task whether it separates rows, at the chosen rates and at equal ones, as a table."""
+    head = "| task | rate | lag | `uncorrected` keeps | best row | it keeps | rows below 0.7 | separates |"
+    lines = [head, "|---" * 8 + "|"]
+    for task, rate, lag in product(TASKS, (None, *RATES[1:]), (16, *LONG_LAGS)):
+        kept = kept_at(results, task, lag, rate)
+        name = "chosen" if rate is None else f"{rate:g}"
+        if ALWAYS[0] not in kept:
+            if rate is None:
+                lines.append(f"| {task} | {name} | {lag} | {MISSING} | | | | |")
+            continue
+        best = max(kept, key=lambda row: kept[row])
+        low = sum(value < FAILS for value in kept.values())
+        verdict = "yes" if kept[ALWAYS[0]] < FAILS and kept[best] >= HOLDS else "no"
+        cells = [
+            task,
+            name,
+            lag,
+            f"{kept[ALWAYS[0]]:.2f}",
+            best,
+            f"{kept[best]:.2f}",
+            f"{low} of {len(kept)}",
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} | {verdict} |")
     return "\n".join(lines)
 
 
-def kept_at(results: Results, task: str, lag: int) -> dict[str, float]:
-    """Return the share of its reward without lag that each row keeps, after equally many steps."""
+def kept_at(results: Results, task: str, lag: int, rate: float | None = None) -> dict[str, float]:
+    """Return the share of its reward without lag that each row keeps, after equally many steps and at one rate."""
     steps = max(LEAST_STEPS, 4 * lag)
     seeds = FIRST_SEEDS if lag in FIRST_LAGS else LONG_SEEDS
     kept = {}
     for row in results.rows(task):
-        old, fresh = (mean_of(results.scores(task, row, which, steps, seeds)) for which in (lag, 0))
+        old, fresh = (mean_of(results.scores(task, row, which, steps, seeds, rate)) for which in (lag, 0))
         if old is not None and fresh is not None and fresh.value > 0:
             kept[row] = old.value / fresh.value
     return kept
@@ -353,6 +377,7 @@ def write(found: Sequence[Found], args: argparse.Namespace) -> None:
     tables = {
         "separation": f"{separation(results)}\n\n{noise(results)[0]}",
         "rewards": of_all_tasks(lambda task: reward_table(results, task)),
+        "rates": of_all_tasks(lambda task: rate_table(results, task)),
         "large-lags": of_all_tasks(lambda task: long_table(results, task)),
         "batches": of_all_tasks(lambda task: number_table(results, task, largest, LEAST_STEPS)),
         "agreement": agreement.table(pairs),

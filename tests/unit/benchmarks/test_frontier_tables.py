@@ -72,7 +72,7 @@ def test_what_is_missing_is_shown_as_missing():
     assert "| 0.89 ± 0.02 |" in line
     assert "grpo" in tables.reward_table(results, "budget").rpartition("Missing")[2]
     assert "Missing" in tables.long_table(results, "budget")
-    assert "| budget | 64 | missing |" in tables.separation(results)
+    assert "| budget | chosen | 64 | missing |" in tables.separation(results)
     assert "missing" in tables.noise(results)[0]
 
 
@@ -100,7 +100,18 @@ def test_a_task_separates_if_the_uncorrected_row_loses_and_another_one_holds():
         for seed, (lag, score) in product((0, 1), ((64, kept), (0, 1.0))):
             found.append(done(Cell("budget", row, lag, seed, 1.0, 256), score))
     table = tables.separation(tables.Results(found))
-    assert "| budget | 64 | 0.50 | grpo | 0.95 | 1 of 2 | yes |" in table
+    assert "| budget | 1 | 64 | 0.50 |" in table
+    assert "| budget | 4 |" not in table
+    assert "| budget | chosen | 64 | 0.50 | grpo | 0.95 | 1 of 2 | yes |" in table
+
+
+def test_the_sweep_is_shown_with_the_chosen_rate():
+    line = tables.rate_table(tables.Results(finished(first)), "budget").splitlines()[2]
+    assert "| **0.81, 0.80** | 0.81, 0.78 | 0.81, 0.68 |" in line
+    planned = list(cells.equal_rates("budget", ["uncorrected"]))
+    assert {(c.rate, c.lag, c.steps) for c in planned} == {
+        (rate, lag, 256) for rate in (1.0, 4.0) for lag in (0, 64)
+    }
 
 
 def test_the_noise_floor_is_the_difference_of_cells_run_twice():
