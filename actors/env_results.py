@@ -13,6 +13,8 @@ from protocol.messages.episodes import Reward, Task
 from protocol.messages.fields import MAX_ITEMS, MAX_NAME, TrajectoryStatus
 
 MAX_INFO_BYTES = 32_768
+MAX_ANSWER_CHARS = 2_000
+"""Most characters of an answer or a target that the trajectory records."""
 SHOWN_CHARS = 200
 """Most characters of the name of a place in an error."""
 MAX_NESTING = 200
@@ -251,6 +253,11 @@ def closing_of(
         (3,)
     """
     extra: dict[str, Any] = {"correct": result.correct, "info": bounded(result.info)}
+    extra |= {
+        name: text[:MAX_ANSWER_CHARS]
+        for name, text in (("answer", result.answer), ("target", result.target))
+        if isinstance(text, str)
+    }
     if result.hints and task.purpose == "train":
         extra["hints"] = checked_hints(result.hints)
     auxiliary = tuple(

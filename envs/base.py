@@ -50,6 +50,9 @@ class StepResult:
         hints: texts that help to solve the task, from the weakest to the strongest, or one text: a solution, of which
             a beginning is a hint. They do not depend on the action. The learner reads those of the last step, if a
             method gives hints to tasks that the policy cannot solve.
+        answer: what was found in the model's text and compared, and what it should have been, for people: samples show
+            both. None: the environment does not know. The trajectory records those of the last step.
+        target: see `answer`.
     """
 
     observation: ChatMessage | Sequence[ChatMessage] | None = None
@@ -63,6 +66,8 @@ class StepResult:
     marks: dict[str, str | float] = field(default_factory=dict)
     earlier: dict[int, dict[str, float]] = field(default_factory=dict)
     hints: Sequence[str] = ()
+    answer: str | None = None
+    target: str | None = None
 
     def messages(self) -> list[ChatMessage]:
         """Return the observation as a list of messages, empty if there is none.

@@ -209,7 +209,13 @@ class Game:
             return self._end("wrong step")
         rewards = {"step": reward or 0.0}
         if self._turns >= self._rules.max_turns:
-            return StepResult(rewards=rewards, done=True, correct=False, info=self._info("no turns left"))
+            return StepResult(
+                rewards=rewards,
+                done=True,
+                correct=False,
+                info=self._info("no turns left"),
+                target=str(self._solution),
+            )
         return StepResult(observation={"role": "tool", "content": str(result)}, rewards=rewards)
 
     def _reward_step(self, action: str) -> float | None:
@@ -226,10 +232,23 @@ class Game:
         correct = value == self._solution
         earned = correct and (self._done == len(self._steps) or not self._rules.answer_needs_steps)
         rewards = {"answer": self._rules.answer_reward * earned}
-        return StepResult(rewards=rewards, done=True, correct=correct, info=self._info("answered"))
+        return StepResult(
+            rewards=rewards,
+            done=True,
+            correct=correct,
+            info=self._info("answered"),
+            answer=str(value),
+            target=str(self._solution),
+        )
 
     def _end(self, why: str) -> StepResult:
-        return StepResult(rewards={"answer": 0.0}, done=True, correct=False, info=self._info(why))
+        return StepResult(
+            rewards={"answer": 0.0},
+            done=True,
+            correct=False,
+            info=self._info(why),
+            target=str(self._solution),
+        )
 
     def _info(self, end: str) -> dict[str, Any]:
         return {"end": end, "steps": self._done, "turns": self._turns}

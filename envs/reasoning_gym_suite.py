@@ -122,7 +122,8 @@ class _QuestionEpisode:
 
     async def step(self, action: str) -> StepResult:
         assert self._entry is not None, "step before reset"
-        score = await self._suite.scorer.score(self._entry.position, self._suite.answer_in(action).strip())
+        answer = self._suite.answer_in(action).strip()
+        score = await self._suite.scorer.score(self._entry.position, answer)
         rewards = {"score": self._suite.reward(score)}
         return StepResult(
             rewards=rewards,
@@ -130,6 +131,8 @@ class _QuestionEpisode:
             correct=score == 1.0,
             info={"score": score},
             hints=self._suite.hints(self._entry),
+            answer=answer,
+            target=self._entry.answer,
         )
 
     async def close(self) -> None:

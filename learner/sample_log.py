@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from learner.samples import (
+    ANSWER_CHARS,
     MAX_FILE_BYTES,
     MAX_LINE_BYTES,
     OLDER_SAMPLES_FILE,
@@ -435,6 +436,8 @@ def make_sample(
         failed=failed,
         failure=why_failed(t) if failed else "",
         correct=t.correct,
+        answer=None if t.answer is None else cut(t.answer, ANSWER_CHARS // 2),
+        target=None if t.target is None else cut(t.target, ANSWER_CHARS // 2),
         replayed=t.replayed,
         temperature=t.temperature,
         time=None if at is None else round(at, 3),

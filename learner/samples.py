@@ -19,6 +19,7 @@ MAX_FILE_BYTES = 16 << 20
 MAX_LINE_BYTES = 64 << 10
 """Largest line. Longer texts are cut in their middle."""
 
+ANSWER_CHARS = 2_000
 PartKind = Literal["prompt", "answer", "observation", "left_out"]
 SampleReason = Literal["best", "worst", "random", "first", "failed", "uniform", "untrained"]
 
@@ -68,6 +69,10 @@ class Sample(Struct, frozen=True, kw_only=True):
     """Why the episode failed, or ""."""
     correct: bool | None = None
     """True if the task was solved exactly; None if the environment does not say so."""
+    answer: str | None = None
+    """What the environment found in the model's text and compared; None if it does not tell. At most `ANSWER_CHARS`."""
+    target: str | None = None
+    """What the answer should have been."""
     replayed: bool = False
     temperature: float = 1.0
     time: float | None = None
@@ -113,6 +118,8 @@ def newest_samples(run_dir: Path, nbytes: int = 1 << 20) -> list[Sample]:
     return [sample for line in lines if (sample := decode_line(line)) is not None]
 
 
+FACT_CHARS = 60
+"""Most characters of an answer or a target in a line of facts."""
 CELL_CHARS = 600
 """Most characters of a cell in TensorBoard's table."""
 
@@ -203,6 +210,12 @@ def versions_text(sample: Sample) -> str:
     return f"v{low}" if low == high else f"v{low}-{high}"
 
 
+def _short(text: str) -> str:
+    """Return a text in quotes, on one line and not too long."""
+    plain = escaped(text)
+    return f'"{plain if len(plain) <= FACT_CHARS else plain[: FACT_CHARS - 1] + "…"}"'
+
+
 def facts(sample: Sample) -> str:
     """Return return, rewards, advantage, versions, lag and end of a sample in words."""
     if sample.failed:
@@ -211,6 +224,8 @@ def facts(sample: Sample) -> str:
     parts += [] if sample.advantage is None else [f"advantage {sample.advantage:+.3f}"]
     parts += [text] if (text := versions_text(sample)) else []
     parts += [f"lag {sample.lag}"] if sample.lag is not None and sample.split == "train" else []
+    parts += [] if sample.answer is None else [f"answer {_short(sample.answer)}"]
+    parts += [] if sample.target is None else [f"target {_short(sample.target)}"]
     parts += ["replayed"] if sample.replayed else []
     parts += ["right" if sample.correct else "wrong"] if sample.correct is not None else []
     return ", ".join([*parts, escaped(sample.end)])

@@ -192,6 +192,10 @@ class Trajectory:
     """Facts about turns by name, which the environment gave, for example the state that a turn acted in."""
     hints: list[str] = field(default_factory=list)
     """Texts that help to solve the task, from the weakest to the strongest, if the environment gives them."""
+    answer: str | None = None
+    """What the environment found in the model's text and compared; None if it does not tell. For people."""
+    target: str | None = None
+    """What the answer should have been."""
     parent: str = ""
     """Trajectory from which the beginning of this one was taken; "" if it began from its prompt."""
 

@@ -87,6 +87,8 @@ def result_body(result: Any) -> dict[str, Any]:
         "marks": dict(result.marks),
         "earlier": {str(number): rewards for number, rewards in result.earlier.items()},
         "hints": [result.hints] if isinstance(result.hints, str) else list(result.hints),
+        "answer": result.answer,
+        "target": result.target,
     }
 
 
@@ -122,6 +124,8 @@ def result_of(body: Mapping[str, Any]) -> StepResult:
         earlier={int(number): rewards for number, rewards in earlier.items()},
         # A server of an earlier release gives none.
         hints=tuple(body.get("hints", ())),
+        answer=body.get("answer"),
+        target=body.get("target"),
     )
 
 

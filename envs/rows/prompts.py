@@ -100,6 +100,14 @@ def solution_of(row: DataRow) -> str:
     raise LookupError(f"{row.place} has no solution in a column {' or '.join(map(repr, ANSWERS))}")
 
 
+def target_of(row: DataRow) -> str | None:
+    """Return what `solution_of` does; None if the row holds no solution."""
+    try:
+        return solution_of(row)
+    except LookupError:
+        return None
+
+
 def _last_text(message: Mapping[str, Any]) -> str:
     """Return the text of a message; "" if it has a part that is not text."""
     try:

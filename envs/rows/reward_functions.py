@@ -250,6 +250,22 @@ def program_gauges(functions: Sequence[RewardFunction]) -> dict[str, float]:
     return found
 
 
+def answer_found(result: Any) -> str | None:
+    """Return the answer that a reward function says it has found in the model's text; None if it says nothing.
+
+    Example:
+        >>> answer_found({"score": 1.0, "answer": 42}), answer_found((0.0, {"pred": "7"})), answer_found(1.0)
+        ('42', '7', None)
+    """
+    if isinstance(result, tuple) and len(result) == 2:
+        result = result[1]
+    if not isinstance(result, Mapping):
+        return None
+    # veRL's functions call it "pred".
+    answer = result.get("answer", result.get("pred"))
+    return None if answer is None else str(answer)
+
+
 def remark_of(result: Any) -> str:
     """Return what a reward function says of its result, for people; "" if it says nothing."""
     return str(result.get("why", "")) if isinstance(result, Mapping) else ""

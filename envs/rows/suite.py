@@ -11,11 +11,12 @@ from typing import Any, cast
 from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
 from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
-from envs.rows.prompts import PromptMaker, RawPrompt, check_hint, hints_of, solution_of
+from envs.rows.prompts import PromptMaker, RawPrompt, check_hint, hints_of, solution_of, target_of
 from envs.rows.reading import DataRow, columns_of, divided, index_of, key_of, of_task, read_rows, shown_name
 from envs.rows.reward_functions import (
     RewardFunction,
     RewardProcesses,
+    answer_found,
     by_condition,
     check_columns,
     check_rows,
@@ -245,6 +246,10 @@ class RowsSuite:
             correct=None if decides is None else decides >= self._solved_at,
             info={"row": row.place, **({"rewards": remarks} if remarks else {})},
             hints=hints_of(row, self._hint) if self._hint else (),
+            answer=next(
+                (text for result in results.values() if (text := answer_found(result)) is not None), None
+            ),
+            target=target_of(row),
         )
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:

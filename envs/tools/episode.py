@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 from envs.base import ChatMessage, StepResult, ToolSchema
 from envs.calls import Call, final_text, find_calls
 from envs.errors import EnvError
-from envs.rows.prompts import RawPrompt
+from envs.rows.prompts import RawPrompt, target_of
 from envs.rows.reading import DataRow
 from envs.rows.reward_functions import RewardFunction, by_condition
 from envs.tools.toolbox import Tool, answer
@@ -199,7 +199,7 @@ class ToolsEpisode:
             "calls": self._calls,
             "failed_calls": self._failed,
         }
-        return StepResult(rewards=rewards, done=True, correct=correct, info=info)
+        return StepResult(rewards=rewards, done=True, correct=correct, info=info, target=target_of(row))
 
 
 def taken(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,6 +65,8 @@ def assemble(segments: Sequence[SegmentArrays], layers: RouteLayers | None = Non
         auxiliary=last.auxiliary,
         marks=[mark for segment, _ in ordered for mark in segment.marks],
         hints=_hints_of(last),
+        answer=_text_of(last, "answer"),
+        target=_text_of(last, "target"),
     )
     _check_trajectory(trajectory)
     _check_counts(ordered)
@@ -153,6 +155,12 @@ def _hints_of(last: Segment) -> list[str]:
             f"trajectory {last.trajectory_id}: hints are {hints!r:.200}, not a list of texts"
         )
     return hints
+
+
+def _text_of(last: Segment, name: str) -> str | None:
+    """Return a text for people, which no training depends on; None if there is none."""
+    text = last.extra.get(name)
+    return text if isinstance(text, str) else None
 
 
 def _check_counts(segments: Sequence[SegmentArrays]) -> None:

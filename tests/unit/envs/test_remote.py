@@ -47,6 +47,8 @@ def test_a_result_comes_over_with_numbers_of_numpy():
         marks={"anchor": "kitchen", "calls": 2.0},
         earlier={0: {"tidy": 0.5}},
         hints=("look", "look left"),
+        answer="7",
+        target="8",
     )
     found = result_of(sent(result_body(given)))
     assert found == StepResult(
@@ -61,6 +63,8 @@ def test_a_result_comes_over_with_numbers_of_numpy():
         marks={"anchor": "kitchen", "calls": 2.0},
         earlier={0: {"tidy": 0.5}},
         hints=("look", "look left"),
+        answer="7",
+        target="8",
     )
     body = sent(result_body(given))
     del body["hints"]
