@@ -286,6 +286,8 @@ class Intake:
     """Groups and tasks that `note_over_unseen` has counted."""
     sampled_tokens: int = 0
     """Action tokens that the generators report, summed over restarts of this process and of generators."""
+    _sampled_gauge: float = 0.0
+    """Newest report of the generators that there was."""
 
     def receive(self, message: AnyMessage, rest: Sequence[bytes]) -> None:
         """Process one message from the broker."""
@@ -305,10 +307,11 @@ class Intake:
                     self._stop_waiting_for(message.group_id, message.unit_id)
                 self.counts.note(f"dropped_{message.reason}", message.trajectories)
             case QueueStats():
-                grown = message.gauges.get(SAMPLED, 0.0) - self.gauges.get(SAMPLED, 0.0)
-                # The gauge falls when a generator is restarted.
-                self.sampled_tokens += max(0, int(grown))
-                self.gauges = message.gauges
+                # The gauge falls when a generator is restarted. It is missing until a generator has joined a broker
+                # that was restarted, and then has what it had.
+                now = message.gauges.get(SAMPLED, self._sampled_gauge)
+                self.sampled_tokens += max(0, int(now - self._sampled_gauge))
+                self._sampled_gauge, self.gauges = now, message.gauges
 
     def note_over_unseen(self) -> None:
         """Count the tasks behind the checkpoint that are over, because nobody who knew how they ended is left.
@@ -534,7 +537,7 @@ class Intake:
             "committed": self.commits.committed.state(),
             "trained_tokens": self.trained_tokens,
             "sampled_tokens": self.sampled_tokens,
-            "sampled_gauge": self.gauges.get(SAMPLED, 0.0),
+            "sampled_gauge": self._sampled_gauge,
             "forks": list(self.line.forks),
             "signal": self.signal.state(),
         }
@@ -553,7 +556,7 @@ class Intake:
         self.commits.committed.restore(state["committed"])
         self.trained_tokens, self.sampled_tokens = state["trained_tokens"], state["sampled_tokens"]
         self.delivered_tokens = self.trained_tokens + sum(self.counts.tokens.values())
-        self.gauges = {SAMPLED: state["sampled_gauge"]}
+        self._sampled_gauge = state["sampled_gauge"]
         self.line = VersionLine(map(tuple, state.get("forks", ())))
         if "signal" in state:
             self.signal.restore(state["signal"])

@@ -498,6 +498,15 @@ def test_tokens_sampled_are_counted_over_restarts_of_learner_and_generators():
     assert again.sampled_tokens == 40
 
 
+def test_tokens_sampled_are_not_counted_twice_after_a_restart_of_the_broker():
+    intake = intake_with_tasks()
+    intake.receive(QueueStats(gauges={"generator/tokens_total": 30.0}), [])
+    # The new broker has no generator yet.
+    intake.receive(QueueStats(gauges={"broker/units_ready": 0.0}), [])
+    intake.receive(QueueStats(gauges={"generator/tokens_total": 35.0}), [])
+    assert intake.sampled_tokens == 35
+
+
 def test_episodes_and_groups_are_counted_with_why_they_failed():
     intake = intake_with_tasks()
     deliver(intake, "0g0", member("0g0", 0, 1.0), member("0g0", 1, 1.0))
