@@ -32,6 +32,9 @@ MAX_TOKENS = 32_768
 """Most tokens of a trajectory that are shown; the page says so if there are more."""
 MAX_EXTRA = 20_000
 SIBLINGS = 64
+WITH_TEXT = 16
+"""Members of a group whose texts stand side by side."""
+TEXT_TOKENS = 1_024
 
 Annotations = Mapping[str, NDArray[Any]]
 """What the learner made of each token, by name, one element per token of the trajectory; NaN where it kept nothing."""
@@ -216,7 +219,7 @@ def inspector_page(
         "annotated": annotations is not None,
         "bound": None if config is None else config.max_policy_lag,
         "sample": None if sample is None else _sample(sample),
-        "siblings": siblings(index, row, config),
+        "siblings": siblings(index, row, config, words),
     }
 
 
@@ -338,8 +341,11 @@ def _sample(sample: Sample) -> dict[str, Any]:
     }
 
 
-def siblings(index: JournalIndex, row: Row, config: RunConfig | None) -> list[dict[str, Any]]:
-    """Return the members of the trajectory's group, and for a held-out task its answers in all evaluations."""
+def siblings(index: JournalIndex, row: Row, config: RunConfig | None, words: Words) -> list[dict[str, Any]]:
+    """Return the members of the trajectory's group, and for a held-out task its answers in all evaluations.
+
+    The first `WITH_TEXT` have what they wrote.
+    """
     found = evaluation_of(row)
     if found is None:
         members = index.groups.get(row.group, [])
@@ -360,6 +366,20 @@ def siblings(index: JournalIndex, row: Row, config: RunConfig | None) -> list[di
             "step": known_step(other),
             "outcome": other.outcome,
             "evaluation": one[0] if (one := evaluation_of(other)) else None,
+            "text": written(index, other, words) if place < WITH_TEXT else None,
         }
-        for other in members[:SIBLINGS]
+        for place, other in enumerate(members[:SIBLINGS])
     ]
+
+
+def written(index: JournalIndex, row: Row, words: Words) -> str | None:
+    """Return what was sampled in a trajectory, turns separated by lines; None if its tokens are not there."""
+    try:
+        pieces = read_pieces(index.folder, row)
+    except NotKept:
+        return None
+    ids, offset = pieces.arrays["token_ids"], pieces.segments[0].offset
+    turns = [turn for turn in join_turns(pieces.segments) if turn.action]
+    parts = [ids[max(0, turn.start - offset) : turn.end - offset] for turn in turns]
+    texts = [words.text(part[:TEXT_TOKENS].tolist()) for part in parts]
+    return "\n".join(text for text in texts if text is not None) if words.known else None

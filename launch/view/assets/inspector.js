@@ -155,7 +155,8 @@ function tokenFacts(page, i) {
 }
 
 function legend(low, high, signed, much) {
-  const at = signed ? [-Math.max(Math.abs(low), Math.abs(high)), 0, Math.max(Math.abs(low), Math.abs(high))] : [0, 0.5, 1].map((f) => low + f * (high - low));
+  const whole = Number.isInteger(low) && Number.isInteger(high) && high - low < 12;
+  const at = whole && !signed ? Array.from({ length: high - low + 1 }, (_, i) => low + i) : signed ? [-Math.max(Math.abs(low), Math.abs(high)), 0, Math.max(Math.abs(low), Math.abs(high))] : [0, 0.5, 1].map((f) => low + f * (high - low));
   return h("span", { class: "legend" }, at.map((value) => h("span", {}, h("i", { set: { "--much": `${Math.round(8 + 62 * much(value))}%`, "--shade": `var(--${signed && value < 0 ? "c1" : "c0"})` } }), num(value, 3))),
     h("span", { class: "o" }, "grey: not sampled"), h("span", {}, "hatched: not known"), h("span", {}, "dotted below: clipped or masked"));
 }
@@ -170,7 +171,8 @@ function tree(page) {
 function siblings(page, other) {
   return table("siblings", [["trajectory", (r) => h("a", { href: other(r.trajectory) }, r.trajectory)], ["set", (r) => r.evaluation || "training"],
     ["reward", (r) => num(r.reward)], ["solved", (r) => (r.correct === null ? "—" : r.correct ? "✓" : "✗")], ["status", (r) => r.status],
-    ["length", (r) => num(r.length)], ["step", (r) => num(r.step)], ["outcome", (r) => r.outcome]], page.siblings,
+    ["length", (r) => num(r.length)], ["step", (r) => num(r.step)], ["outcome", (r) => r.outcome],
+    ["what it wrote", (r) => (r.text === null ? "—" : h("pre", { class: "text answer" }, r.text.slice(0, 1200)))]], page.siblings,
     { rowClass: (r) => (r.trajectory === page.trajectory ? "now" : null) });
 }
 
