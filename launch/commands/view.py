@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import sys
@@ -29,6 +30,8 @@ def view(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: a run, the address or the keys cannot be used.
     """
+    # Rows of an index are no garbage, and there are many: Python would look through them again and again.
+    gc.set_threshold(100_000, 50, 100)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     with _folders(args.runs, demo=args.demo) as folders:
         if args.export is not None:

@@ -15,7 +15,7 @@ from launch.errors import ConfigError, NotKept
 from launch.view.inspector import inspector_page, read_pieces
 from launch.view.questions import MAX_NAMES, Questions, RunView, annotations_of
 from launch.view.server import ASSETS
-from launch.view.table import row_of, selected, table_page
+from launch.view.table import choices, row_of, selected, table_page
 
 TRAJECTORIES = 1_000
 """Newest trajectories of each run that a copy has with their tokens."""
@@ -109,7 +109,7 @@ def _write_trajectories(run: RunView, put: Callable[[str, Any], None]) -> None:
     """Write the table, and the tokens of the newest trajectories, some in each file."""
     files, index = run.files(), run.index
     rows = selected(index, files.config, {})[:ROWS]
-    page = table_page(index, files.config, files.samples, {})
+    page = {**table_page(index, files.config, files.samples, {}), "choices": choices(index)}
     put("table", {**page, "rows": [row_of(row, index, files.config) for row in rows]})
     words, names = run.words(files), dict[str, int]()
     parts: dict[int, dict[str, Any]] = {}

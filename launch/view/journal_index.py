@@ -55,6 +55,7 @@ CHUNK_BYTES = 4 << 20
 """Bytes that are read at a time. A record that is longer is read whole."""
 MAX_ROWS = 500_000
 """Most trajectories that are kept; later ones are counted, and the page says so."""
+MAX_EQUAL = 10_000
 UNKNOWN = "unknown"
 """Outcome of segments whose records of it are deleted or damaged."""
 UNREADABLE = (
@@ -243,6 +244,8 @@ class JournalIndex:
         self._units: dict[str, list[SegmentKey]] = {}
         """Segments of the units that a commit named, while a checkpoint may still be undone."""
         self._told: list[tuple[str, SegmentKey]] = []
+        self._equal: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] = {}
+        """Equal pairs of versions, or of lags, which pieces share."""
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -411,7 +414,7 @@ class JournalIndex:
         try:
             header, body = unpack_segment(record.payload)
             segment = decode_segment(header)
-            versions = _versions(segment, body)
+            versions = self._shared(_versions(segment, body))
         except (ProtocolError, JournalError, ValueError):
             self.progress.unreadable_segments += 1
             return
@@ -509,7 +512,8 @@ class JournalIndex:
             if outcome == "trained" and isinstance(event, Committed) and event.version >= 0:
                 assert self._state is not None
                 line = self._state.line
-                piece.lags = tuple((event.version - line.place(version), n) for version, n in piece.versions)
+                lags = tuple((event.version - line.place(version), n) for version, n in piece.versions)
+                piece.lags = self._shared(lags)
         if isinstance(event, Committed):
             self._remember_units(event, [key for _, key in told])
 
@@ -526,6 +530,11 @@ class JournalIndex:
         # The broker itself remembers no more of them.
         while len(self._units) > 20_000:
             del self._units[next(iter(self._units))]
+
+    def _shared(self, pairs: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        if len(self._equal) > MAX_EQUAL:
+            self._equal.clear()
+        return self._equal.setdefault(pairs, pairs)
 
     # --- sums ---------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from launch.view.inspector import (
 from launch.view.journal_index import JournalIndex, Row
 from launch.view.overview import number, overview, sentence
 from launch.view.run_reader import RunFiles, RunReader, log_lines
-from launch.view.table import table_page
+from launch.view.table import choices, table_page
 from launch.view.timeline import batch_page, timeline_page
 from launch.view.tokens import ledger_page, staleness_page
 from learner.gauges import HELDOUT_REWARD, REWARD, declared
@@ -385,6 +385,7 @@ def answer_table(run: RunView, given: Question) -> dict[str, Any]:
     run.catch_up()
     with run.index.lock:
         page = table_page(run.index, files.config, files.samples, given)
+        page["choices"] = run.page("choices", lambda files, index: choices(index))
         return {**page, "progress": asdict(run.index.progress)}
 
 

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from operator import itemgetter
 from typing import Any
 
 from launch.errors import BadQuestion
@@ -29,15 +30,27 @@ def evaluation_of(row: Row) -> tuple[str, int] | None:
 
 
 def reward_of(row: Row, config: RunConfig | None) -> float | None:
-    """Return the weighted sum of a trajectory's rewards; None if it has none, or failed.
+    """Return the weighted sum of a trajectory's rewards; None if it has none, or failed. See `rewards_by`."""
+    return rewards_by(config)(row)
+
+
+def rewards_by(config: RunConfig | None) -> Callable[[Row], float | None]:
+    """Return the function from a trajectory to its weighted sum of rewards.
 
     The weights are those of `[learner.reward.weights]` after all stages. What else the section does is not applied, so
     the sum can differ from the return that the learner trained on; samples have that.
     """
-    if not row.rewards or row.status == "failed":
-        return None
     weights = config.learner.reward.weights_in_force if config is not None else {}
-    return sum(weights.get(name, 1.0) * value for name, value in row.rewards.items())
+
+    def reward(row: Row) -> float | None:
+        rewards = row.rewards
+        if not rewards or row.status == "failed":
+            return None
+        if not weights:
+            return sum(rewards.values())
+        return sum(weights.get(name, 1.0) * value for name, value in rewards.items())
+
+    return reward
 
 
 def known_step(row: Row) -> int | None:
@@ -120,8 +133,10 @@ class Filter:
             else set()
         )
 
+        weighted, name = rewards_by(config), self.reward_name
+
         def reward(row: Row) -> float | None:
-            return reward_of(row, config) if self.reward_name is None else row.rewards.get(self.reward_name)
+            return weighted(row) if name is None else row.rewards.get(name)
 
         def between(low: float | None, high: float | None, value: float | None) -> bool:
             return value is not None and (low is None or value >= low) and (high is None or value <= high)
@@ -182,19 +197,21 @@ def _value(name: str, kind: str, text: str) -> Any:
         raise BadQuestion(f"{name} is {text[:40]!r}; it takes a value of kind {kind}") from None
 
 
-SORTS: dict[str, Callable[[Row, RunConfig | None], Any]] = {
-    "place": lambda row, config: 0,
-    "reward": lambda row, config: reward_of(row, config),
-    "step": lambda row, config: known_step(row),
-    "length": lambda row, config: row.action_tokens,
-    "tokens": lambda row, config: row.tokens,
-    "lag": lambda row, config: row.lag,
-    "turns": lambda row, config: row.turns,
-    "group": lambda row, config: row.group,
-    "trajectory": lambda row, config: row.trajectory,
-    "version": lambda row, config: (row.versions or (None,))[-1],
-    "task": lambda row, config: ((evaluation_of(row) or ("", -1))[1], row.step, row.task),
-}
+def sort_keys(config: RunConfig | None) -> dict[str, Callable[[Row], Any]]:
+    """Return what rows can be sorted by; None of a row is a missing value."""
+    return {
+        "place": lambda row: 0,
+        "reward": rewards_by(config),
+        "step": known_step,
+        "length": lambda row: row.action_tokens,
+        "tokens": lambda row: row.tokens,
+        "lag": lambda row: row.lag,
+        "turns": lambda row: row.turns,
+        "group": lambda row: row.group,
+        "trajectory": lambda row: row.trajectory,
+        "version": lambda row: (row.versions or (None,))[-1],
+        "task": lambda row: ((evaluation_of(row) or ("", -1))[1], row.step, row.task),
+    }
 
 
 def selected(index: JournalIndex, config: RunConfig | None, given: Mapping[str, str]) -> list[Row]:
@@ -208,18 +225,20 @@ def selected(index: JournalIndex, config: RunConfig | None, given: Mapping[str, 
     if tests:
         rows = [row for row in rows if all(test(row) for test in tests)]
     sort = given.get("sort", "") or "-place"
-    key = SORTS.get(sort.removeprefix("-"))
+    keys = sort_keys(config)
+    key = keys.get(sort.removeprefix("-"))
     if key is None:
         raise BadQuestion(
-            f"sort is {sort[:40]!r}; it takes one of {', '.join(SORTS)}, with - in front for the other way"
+            f"sort is {sort[:40]!r}; it takes one of {', '.join(keys)}, with - in front for the other way"
         )
     down = sort.startswith("-")
-    if key is SORTS["place"]:
+    if sort.removeprefix("-") == "place":
         return list(reversed(rows)) if down else list(rows)
     # Missing values come last, whatever the direction.
-    known = [(value, row) for row in rows if (value := key(row, config)) is not None]
-    known.sort(key=lambda pair: pair[0], reverse=down)
-    return [*(row for _, row in known), *(row for row in rows if key(row, config) is None)]
+    values = [(key(row), row) for row in rows]
+    known = [pair for pair in values if pair[0] is not None]
+    known.sort(key=itemgetter(0), reverse=down)
+    return [*(row for _, row in known), *(row for value, row in values if value is None)]
 
 
 def table_page(
@@ -232,6 +251,7 @@ def table_page(
     except ValueError:
         raise BadQuestion(f"start is {given['start'][:40]!r}; it takes a number") from None
     sampled = {(sample.task, sample.step) for sample in samples}
+    reward = rewards_by(config)
     return {
         "total": len(index.rows),
         "selected": len(rows),
@@ -240,8 +260,7 @@ def table_page(
             row_of(row, index, config, (row.task, row.step) in sampled)
             for row in rows[start : start + PAGE_ROWS]
         ],
-        "histogram": reward_histogram([reward_of(row, config) for row in rows]),
-        "choices": choices(index),
+        "histogram": reward_histogram([reward(row) for row in rows]),
     }
 
 
@@ -291,7 +310,7 @@ def reward_histogram(rewards: Sequence[float | None]) -> dict[str, Any]:
 def choices(index: JournalIndex) -> dict[str, list[str]]:
     """Return the values that filters can take."""
     rows = index.rows
-    tags = [found[0] for row in rows if (found := evaluation_of(row)) is not None]
+    tags = [found[0] for row in rows if row.purpose == "eval" and (found := evaluation_of(row)) is not None]
     return {
         "env": sorted({row.env for row in rows})[:200],
         "purpose": sorted({row.purpose for row in rows}),

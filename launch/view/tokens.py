@@ -10,7 +10,7 @@ from launch.view.histograms import bin_edges, histogram
 from launch.view.journal_index import UNKNOWN, JournalIndex, Row
 from launch.view.overview import number
 from launch.view.run_reader import Columns, RunFiles
-from launch.view.table import is_uniform, reward_of
+from launch.view.table import is_uniform, rewards_by
 
 HELD = "held"
 MASKED = "trained: masked as too stale"
@@ -154,11 +154,12 @@ def staleness_page(files: RunFiles, index: JournalIndex) -> dict[str, Any]:
 
     A lag is the version that the commit updated, less the token's version on the newest line of versions.
     """
+    reward_by = rewards_by(files.config)
     tokens: Counter[int] = Counter()
     rewards: dict[int, float] = {}
     trajectories: Counter[int] = Counter()
     for row in index.rows:
-        reward, seen = reward_of(row, files.config), set()
+        reward, seen = reward_by(row), set()
         for piece in row.pieces:
             for lag, count in piece.lags:
                 tokens[lag] += count
