@@ -13,7 +13,7 @@ import msgspec
 
 from launch.errors import ConfigError, NotKept
 from launch.view.inspector import inspector_page, read_pieces
-from launch.view.questions import MAX_NAMES, Questions, RunView, annotations_of
+from launch.view.questions import MAX_NAMES, Questions, RunView
 from launch.view.server import ASSETS
 from launch.view.table import choices, row_of, selected, table_page
 
@@ -119,7 +119,7 @@ def _write_trajectories(run: RunView, put: Callable[[str, Any], None]) -> None:
         except NotKept:
             continue
         place = names[row.trajectory] = len(names)
-        kept = annotations_of(run.folder, row)
+        kept = run.annotations.of(row.trajectory, row.tokens + pieces.first_token)
         parts.setdefault(place // IN_FILE, {})[row.trajectory] = inspector_page(
             index, row, pieces, words, files.config, files.samples, kept
         )

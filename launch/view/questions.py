@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from broker.errors import JournalError
 from broker.status import BROKER
 from launch.errors import BadQuestion, NotKept
 from launch.run_folder import JOURNAL
+from launch.view.annotations import AnnotationReader
 from launch.view.differences import answers, differences_page
 from launch.view.inspector import (
-    Annotations,
     Words,
     inspector_page,
     known_text,
@@ -57,8 +58,9 @@ class RunView:
         self._lock = threading.Lock()
         bound = self._reader.read().bound
         self.index = JournalIndex(folder / JOURNAL, UNLIMITED_LAG if bound is None else bound)
+        self.annotations = AnnotationReader(folder)
         self._words: Words | None = None
-        self._pages: dict[str, tuple[tuple[int, int], Any]] = {}
+        self._pages: dict[str, tuple[tuple[int, ...], Any]] = {}
         self._ended = threading.Event()
         self._filler: threading.Thread | None = None
 
@@ -100,7 +102,8 @@ class RunView:
         files = self.files()
         self.catch_up()
         with self.index.lock:
-            seen = (self.index.changes, files.steps.rows)
+            self.annotations.refresh()
+            seen = (self.index.changes, files.steps.rows, self.annotations.changes)
             before = self._pages.get(name)
             if before is None or before[0] != seen:
                 before = self._pages[name] = (seen, make(files, self.index))
@@ -349,12 +352,12 @@ def answer_logs(run: RunView, given: Question) -> dict[str, Any]:
 
 def answer_ledger(run: RunView, given: Question) -> dict[str, Any]:
     """Return what became of every token."""
-    return dict(run.page("ledger", ledger_page))
+    return dict(run.page("ledger", partial(ledger_page, kept=run.annotations)))
 
 
 def answer_staleness(run: RunView, given: Question) -> dict[str, Any]:
     """Return trained tokens by lag."""
-    return dict(run.page("staleness", staleness_page))
+    return dict(run.page("staleness", partial(staleness_page, kept=run.annotations)))
 
 
 def answer_timeline(run: RunView, given: Question) -> dict[str, Any]:
@@ -396,13 +399,8 @@ def answer_trajectory(run: RunView, given: Question) -> dict[str, Any]:
     with run.index.lock:
         row = run.row(given.get("id", ""))
         pieces = read_pieces(run.index.folder, row)
-        kept = annotations_of(run.folder, row)
+        kept = run.annotations.of(row.trajectory, row.tokens + pieces.first_token)
         return inspector_page(run.index, row, pieces, run.words(files), files.config, files.samples, kept)
-
-
-def annotations_of(folder: Path, row: Row) -> Annotations | None:
-    """Return what the learner made of each token of a trajectory; None if it kept nothing."""
-    return None
 
 
 ANSWERS: dict[str, Callable[[RunView, Question], dict[str, Any]]] = {

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from broker.core.records import OUTCOMES
+from launch.view.annotations import AnnotationReader
 from launch.view.histograms import bin_edges, histogram
 from launch.view.journal_index import UNKNOWN, JournalIndex, Row
 from launch.view.overview import number
@@ -19,7 +20,7 @@ LENGTH_BINS = 24
 SERIES_POINTS = 400
 
 
-def ledger_page(files: RunFiles, index: JournalIndex) -> dict[str, Any]:
+def ledger_page(files: RunFiles, index: JournalIndex, kept: AnnotationReader) -> dict[str, Any]:
     """Return the ledger as a flow in action tokens, its sum in tokens, its course over the steps, and lengths.
 
     Action tokens are what generators sampled; tokens are those and the prompts and observations around them.
@@ -29,7 +30,7 @@ def ledger_page(files: RunFiles, index: JournalIndex) -> dict[str, Any]:
         for piece in row.pieces:
             outcome = piece.outcome or HELD
             if outcome == "dropped":
-                outcome = f"dropped: {why_dropped(row, index)}"
+                outcome = f"dropped: {why_dropped(row, index, kept.reasons)}"
             stale = 0 if files.bound is None else sum(n for lag, n in piece.lags if lag > files.bound)
             sums.setdefault(outcome, Counter()).update(
                 tokens=piece.tokens, action_tokens=piece.action_tokens - stale, segments=1
@@ -53,19 +54,25 @@ def ledger_page(files: RunFiles, index: JournalIndex) -> dict[str, Any]:
     }
 
 
-def why_dropped(row: Row, index: JournalIndex) -> str:
-    """Return why the learner did not train a trajectory, as far as its journal tells.
+def why_dropped(row: Row, index: JournalIndex, reasons: Mapping[str, str]) -> str:
+    """Return why the learner did not train a trajectory: its own reason if it kept one, else what the journal tells.
+
+    Args:
+        reasons: the learner's, by trajectory.
 
     Example:
         >>> row = Row("e.0", "e", "e", 1, "env", "eval", "g", 0.0)
-        >>> why_dropped(row, JournalIndex(__import__("pathlib").Path("none"), 1))
+        >>> why_dropped(row, JournalIndex(__import__("pathlib").Path("none"), 1), {})
         'evaluated'
     """
     if row.purpose == "eval":
         return "evaluated"
     if row.status == "failed":
         return "failed"
-    return "equal returns in its group" if is_uniform(index.groups.get(row.group, [])) else "by the learner"
+    reason = reasons.get(row.trajectory, "")
+    if reason == "uniform" or (not reason and is_uniform(index.groups.get(row.group, []))):
+        return "equal returns in its group"
+    return f"{reason}, by the learner" if reason else "by the learner"
 
 
 def meanings() -> dict[str, str]:
@@ -149,7 +156,7 @@ def lengths(rows: Sequence[Row]) -> dict[str, Any]:
 # --- staleness ----------------------------------------------------------------------------------------------
 
 
-def staleness_page(files: RunFiles, index: JournalIndex) -> dict[str, Any]:
+def staleness_page(files: RunFiles, index: JournalIndex, kept: AnnotationReader) -> dict[str, Any]:
     """Return trained tokens by policy lag, with the mean reward of their trajectories, and what the bound did.
 
     A lag is the version that the commit updated, less the token's version on the newest line of versions.
@@ -167,7 +174,7 @@ def staleness_page(files: RunFiles, index: JournalIndex) -> dict[str, Any]:
                     rewards[lag] = rewards.get(lag, 0.0) + reward * count
                 seen.add(lag)
         trajectories.update(seen)
-    bound = files.bound
+    bound, sums = files.bound, kept.sums
     largest = [value for value in files.steps["learner/policy_lag_max_versions"] if not math.isnan(value)]
     return {
         "bound": bound,
@@ -178,11 +185,14 @@ def staleness_page(files: RunFiles, index: JournalIndex) -> dict[str, Any]:
                 "trajectories": trajectories[lag],
                 "reward": rewards[lag] / tokens[lag] if lag in rewards else None,
                 "beyond": bound is not None and lag > bound,
+                **({} if sums is None else sums.at(lag)),
             }
             for lag in sorted(tokens)
         ],
         "tokens": sum(tokens.values()),
         "tokens_beyond": sum(n for lag, n in tokens.items() if bound is not None and lag > bound),
+        "annotated": None if sums is None else float(sums.tokens.sum()),
+        "carried_beyond": None if sums is None or bound is None else float(sums.carried[bound + 1 :].sum()),
         # The learner reports the largest lag of the tokens that carried gradient in each step.
         "steps": len(largest),
         "largest_with_gradient": max(largest, default=None),

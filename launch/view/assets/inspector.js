@@ -6,7 +6,7 @@ import { listOf } from "./trajectories.js";
 
 const SHADES = [
   ["version", "policy version"], ["lag", "policy lag when it was trained"], ["logp", "behaviour log-probability"],
-  ["logp_current", "learner's log-probability"], ["ratio", "importance ratio"], ["weight", "correction weight"],
+  ["logp_current", "learner's log-probability"], ["logp_proximal", "proximal log-probability"], ["ratio", "importance ratio"], ["weight", "correction weight"],
   ["advantage", "advantage"], ["entropy", "entropy"], ["cut", "clipped or masked"],
 ];
 const TABS = ["text", "tokens", "shaded"];
@@ -90,7 +90,10 @@ function tokens(main, page, turns, tab, given, go) {
   const columns = page.tokens;
   const known = SHADES.filter(([name]) => name in columns && columns[name].some((value) => value !== null));
   const shade = tab === "shaded" ? (SHADES.some(([name]) => name === given.shade) ? given.shade : "lag") : null;
-  const values = shade && columns[shade] ? columns[shade].filter((value) => value !== null).map(Number) : [];
+  // Where the gradient was cut is a yes or no; its reason stands below.
+  if (columns.cut) columns.was_cut = columns.cut.map((why, i) => (columns.action[i] ? Number(Boolean(why)) : null));
+  const source = shade === "cut" ? "was_cut" : shade;
+  const values = source && columns[source] ? columns[source].filter((value) => value !== null).map(Number) : [];
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const signed = shade === "advantage";
   const width = signed ? Math.max(Math.abs(low), Math.abs(high)) || 1 : high - low || 1;
@@ -110,7 +113,7 @@ function tokens(main, page, turns, tab, given, go) {
     for (let i = Math.max(0, turn.start); i < Math.min(turn.end, columns.id.length); i++) {
       if (++spans > MOST_SPANS) break;
       const word = columns.word[i] ?? `${columns.id[i]} `;
-      const value = shade && columns[shade] ? columns[shade][i] : undefined;
+      const value = source && columns[source] ? columns[source][i] : undefined;
       const kind = !columns.action[i] ? "o" : shade && (value === null || value === undefined) ? "unknown" : shade ? "shade" : "";
       const cut = columns.cut?.[i] ? " cut" : "";
       line.append(h("span", { class: `t ${kind}${cut}`, "data-i": i, tabindex: spans === 1 ? 0 : -1,
@@ -151,7 +154,7 @@ function tokenFacts(page, i) {
   return [h("div", { class: "facts" }, fact("token", num(page.first_token + i)), fact("id", String(c.id[i])), fact("text", c.word[i] === null ? "—" : JSON.stringify(c.word[i])),
     fact("kind", acts ? "sampled" : "observation"), fact("version", num(c.version[i])), fact("lag", num(c.lag[i])), fact("log-probability", num(c.logp[i])),
     SHADES.filter(([name]) => !["version", "lag", "logp", "cut"].includes(name)).map(([name, title]) => fact(title, num(c[name]?.[i]))),
-    fact("gradient", !acts ? "none: it was not sampled" : c.cut?.[i] ? c.cut[i] : beyond ? `masked: lag ${c.lag[i]} is beyond the bound ${bound}` : "cut" in c ? "carried" : page.outcome === "trained" ? "not masked by lag; whether it was clipped was not kept" : `none: ${page.outcome}`))];
+    fact("gradient", !acts ? "none: it was not sampled" : c.cut?.[i] ? c.cut[i] : "cut" in c ? (c.ratio?.[i] === null && c.logp_current?.[i] === null ? "—" : "carried") : beyond ? `masked: lag ${c.lag[i]} is beyond the bound ${bound}` : page.outcome === "trained" ? "not masked by lag; whether it was clipped was not kept" : `none: ${page.outcome}`))];
 }
 
 function legend(low, high, signed, much) {

@@ -45,7 +45,7 @@ const plain = (name) => name.replace(/^trained: .*/, "trained").replace(/^droppe
 function given_(name) {
   if (name === "dropped: evaluated") return { outcome: "dropped", purpose: "eval" };
   if (name === "dropped: equal returns in its group") return { outcome: "dropped", purpose: "train", uniform: "true" };
-  if (name === "dropped: by the learner") return { outcome: "dropped", purpose: "train", uniform: "false" };
+  if (name.endsWith("by the learner")) return { outcome: "dropped", purpose: "train", uniform: "false" };
   if (name === "dropped: failed") return { outcome: "dropped", status: "failed" };
   if (name.startsWith("trained: masked")) return { outcome: "trained", sort: "-lag" };
   return { outcome: plain(name) };
