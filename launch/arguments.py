@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from launch.commands.hosts import add_drain, add_host, add_scale, add_ticket
 from launch.commands.keys import add_keys
+from launch.commands.launch import add_launch
 
 PLAN_TEXT = (
     "predict throughput, policy lag and idle shares for numbers of generators and actors, from measured rates, on a "
@@ -133,7 +134,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 GROUPS = {
     "every day": ("train", "check", "status", "view", "samples", "recipes"),
     "look into a run, or plan one": ("eval", "journal", "retrain", "plan"),
-    "more hosts": ("ticket", "host", "scale", "drain"),
+    "more hosts": ("ticket", "host", "scale", "drain", "launch"),
     "prepare": ("model", "keys"),
     "one role by hand, in this terminal": (
         "broker",
@@ -183,6 +184,7 @@ NO_RUN_FILE = (
     "host",
     "scale",
     "drain",
+    "launch",
 )
 """Commands that read no run file, and so take no overrides."""
 
@@ -212,6 +214,7 @@ def parser() -> argparse.ArgumentParser:
     add_plan(commands)
     add_eval(commands)
     add_envs(commands, RUN_FILE, OVERRIDES)
+    add_launch(commands, RUN_FILE, OVERRIDES)
     for name, text in COMMANDS.items():
         add_with_run_file(commands, name, text)
     texts = {action.dest: action.help or "" for action in commands._get_subactions()}

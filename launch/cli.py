@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from launch.preflight.examine import Examined
 
 
+LATE_OVERRIDES = ("host", "launch")
+"""Commands of `NO_RUN_FILE` that take overrides all the same."""
 OLD_NAMES = {"replay": "retrain"}
 """Old names of verbs, which still work in this release, each with its new name."""
 
@@ -51,14 +53,14 @@ def parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         parser().error("--resume=FOLDER is for `offbeat train`")
     if folders:
         args.resume = Path(folders[-1])
-    takes_overrides = args.command not in NO_RUN_FILE or args.command == "host"
+    takes_overrides = args.command not in NO_RUN_FILE or args.command in LATE_OVERRIDES
     if unknown := [w for w in rest if not takes_overrides or w.startswith("-") or "=" not in w]:
         parser().error(f"unrecognized arguments: {' '.join(unknown)}")
     if getattr(args, "from_step", None) is not None and not args.resume:
         parser().error("--from STEP is for --resume")
     if getattr(args, "journal", "disk") == "memory" and not args.in_process:
         parser().error("--journal memory is for --in-process: other runs recover from the disk")
-    if args.command == "host":
+    if args.command in LATE_OVERRIDES:
         args.overrides = [*args.overrides, *rest]
     if args.command == "samples" and args.n < 1:
         parser().error("-n COUNT is at least 1")
@@ -114,6 +116,10 @@ def run_without_file(args: argparse.Namespace) -> int:
             from launch.commands import hosts
 
             return hosts.run(args)
+        case "launch":
+            from launch.commands import launch
+
+            return launch.run(args)
         case _:
             from launch.commands.retrain import retrain
 

@@ -78,7 +78,9 @@ def _leaving(one: Any) -> Leaving | None:
     if not isinstance(one, dict):
         return None
     name, at = one.get("name"), one.get("at")
-    return Leaving(name, float(at)) if isinstance(name, str) and type(at) in (int, float) else None
+    if not isinstance(name, str) or isinstance(at, bool) or not isinstance(at, int | float):
+        return None
+    return Leaving(name, float(at))
 
 
 def of_host(peer: str, host: str) -> bool:

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 def scale(args: argparse.Namespace) -> int:
     """Write how many generators and actors are wanted, and print before, after, and who does it."""
     from launch.commands.status import find_run, supervised_now
-    from launch.fleet import wanted
+    from launch.fleet import engines, wanted
     from launch.supervise.broker_status import fetch
     from launch.supervise.crew import read_state
 
@@ -103,15 +103,23 @@ def scale(args: argparse.Namespace) -> int:
     now = wanted.read(folder)
     asked = {"generator": now.generators, "actor": now.actors}
     processes = read_state(folder).get("processes", {})
+    launched = engines.launched_of(folder)
+    slurm = launched if launched is not None and launched.engine == "slurm" else None
     plans = []
     for role, change in changes.items():
         started = sum(wanted.is_local(name) and name.startswith(role) for name in processes)
         before = asked[role]
         local = started if before is None else before
-        plans.append(wanted.plan(role, change, peers, local, supervised=supervised_now(folder)))
-    wanted.write(folder, plans)
+        engine = "Slurm" if slurm else ""
+        plans.append(
+            wanted.plan(role, change, peers, local, supervised=supervised_now(folder), engine=engine)
+        )
     for one in plans:
         sys.stdout.write(f"{one.sentence()}\n")
+        if slurm is not None:
+            # Before somebody leaves, or Slurm would start the next task in its place.
+            engines.throttle(slurm, one.role, one.after - one.local, _say)
+    wanted.write(folder, plans)
     return 0
 
 

@@ -32,6 +32,8 @@ class RolePlan:
     """Number beside the learner from now on."""
     leaving: tuple[str, ...] = ()
     """Peers of other hosts that are asked to leave, the youngest first."""
+    engine: str = ""
+    """Engine that starts what is missing; "": the supervisor of the head does."""
 
     def sentence(self) -> str:
         """Return what changes and who does it.
@@ -42,7 +44,9 @@ class RolePlan:
         """
         here = self.after - self.before + len(self.leaving)
         parts = [f"{self.role}s: {self.before} now, {self.after} wanted"]
-        if here > 0:
+        if here > 0 and self.engine:
+            parts.append(f"{self.engine} starts {here}")
+        elif here > 0:
             parts.append(f"the supervisor of the head starts {here}")
         elif here < 0:
             parts.append(f"the supervisor of the head drains {-here}")
@@ -93,6 +97,7 @@ def plan(
     local: int,
     *,
     supervised: bool,
+    engine: str = "",
 ) -> RolePlan:
     """Return who starts and who leaves, the youngest first.
 
@@ -100,6 +105,7 @@ def plan(
         peers: the broker's entries of all peers.
         local: number beside the learner that was wanted before.
         supervised: whether a supervisor runs on the head, which can start processes.
+        engine: engine that has hosts to start; "": none.
 
     Raises:
         ConfigError: more are wanted, and nobody can start them.
@@ -107,6 +113,8 @@ def plan(
     hosted = [peer for peer in peers if peer["role"] == role and not is_local(peer["name"])]
     before = local + len(hosted)
     after = target(change, before)
+    if after > before and engine:
+        return RolePlan(role, before, after, local, engine=engine)
     if after > before and not supervised:
         raise ConfigError(
             f"{after} {role}s are wanted, there are {before}, and no supervisor runs on the head to start them; start "
@@ -121,7 +129,7 @@ def plan(
     )
     gone = youngest[: before - after]
     leaving = tuple(peer["name"] for peer in gone if peer is not None and not is_local(peer["name"]))
-    return RolePlan(role, before, after, local - (len(gone) - len(leaving)), leaving)
+    return RolePlan(role, before, after, local - (len(gone) - len(leaving)), leaving, engine)
 
 
 def is_local(name: str) -> bool:

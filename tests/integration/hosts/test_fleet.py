@@ -1,4 +1,4 @@
-"""A host joins a run at work by one file and one command, is watched there, drains, and ends with a code for engines."""
+"""A host joins a run by one file and one command, is watched there, drains, and ends with a code for engines."""
 
 import os
 import shutil

@@ -1,0 +1,225 @@
+"""The clients of engines: submit, scale and stop a fleet by the engine's own programs. No scheduler of our own."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.errors import ConfigError, LaunchError
+from launch.fleet.render import ACTORS, GENERATORS, Job, launch_folder
+from launch.fleet.site import Site
+from launch.fleet.ticket import make_ticket, write_ticket
+from protocol.files import write_whole
+
+RECORD = "launch.json"
+CLIENT_S = 60.0
+"""Longest time that a client may take to answer."""
+LOOK_S = 2.0
+STOP_S = 180.0
+"""Longest time that a head gets to write its checkpoint and to end."""
+
+Say = Callable[[str], None]
+
+
+class EngineFailed(LaunchError):
+    """A program of the engine is missing, or has refused what was asked; the text has its answer."""
+
+
+def client(words: Sequence[str], say: Say) -> str:
+    """Run a program of an engine, show its answer, and return it.
+
+    Raises:
+        EngineFailed: it is missing, does not answer, or ends with an error.
+    """
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=CLIENT_S, check=False)
+    except FileNotFoundError:
+        raise EngineFailed(
+            f"{words[0]}: there is no such program here; run this where the engine is"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise EngineFailed(f"{words[0]} has not answered for {CLIENT_S:g} s") from None
+    answer = (done.stdout + done.stderr).strip()
+    say(f"{' '.join(words)}: {answer or 'done'}")
+    if done.returncode:
+        raise EngineFailed(f"{' '.join(words)} ended with code {done.returncode}: {answer}")
+    return done.stdout.strip()
+
+
+def write_files(files: dict[str, str], folder: Path) -> None:
+    """Write rendered files. Scripts may be executed.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            write_whole(folder / name, text, mode=0o755 if text.startswith("#!") else 0o644)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}; name a folder that you may write in") from None
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What `offbeat launch` has started."""
+
+    engine: str
+    jobs: dict[str, str]
+    """Ids of the engine's jobs by role."""
+    pid: int = 0
+    """Process that holds the connections of ssh; 0 for other engines."""
+    actors_per_task: int = 1
+
+
+def record(folder: Path, launched: Launched) -> None:
+    """Write what was started, so that `offbeat scale` and `offbeat launch --stop` find it."""
+    write_whole(folder / RECORD, json.dumps(vars(launched), indent=1))
+
+
+def launched_of(run: Path) -> Launched | None:
+    """Return what was launched for a run folder; None if it was started otherwise."""
+    try:
+        content: dict[str, Any] = json.loads(_record_of(run).read_text(encoding="utf-8"))
+        return Launched(**content)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _record_of(run: Path) -> Path:
+    return run.parent / f"{run.name}.launch" / RECORD
+
+
+# --- Slurm ------------------------------------------------------------------------------------------------
+
+
+def submit(job: Job, site: Site, files: dict[str, str], say: Say) -> None:
+    """Submit the head and the arrays to Slurm."""
+    folder = launch_folder(job.config)
+    write_files(files, folder)
+    jobs = {}
+    counts = {"head": 1, GENERATORS: site.slurm.generators, ACTORS: site.slurm.actors}
+    try:
+        for role, count in counts.items():
+            if count:
+                jobs[role] = client(["sbatch", "--parsable", f"{folder}/{role}.sbatch"], say).partition(";")[
+                    0
+                ]
+    finally:
+        if jobs:
+            record(folder, Launched("slurm", jobs, actors_per_task=site.slurm.actors_per_task))
+
+
+def throttle(launched: Launched, role: str, count: int, say: Say) -> None:
+    """Let Slurm run so many tasks of an array at a time. It starts new ones by itself, and ends none.
+
+    Args:
+        role: "generator" or "actor".
+        count: generators, or actors.
+
+    Raises:
+        EngineFailed: there is no such array, or Slurm refuses.
+    """
+    tasks, job = count, launched.jobs.get(f"{role}s")
+    if role == "actor":
+        tasks = -(-count // launched.actors_per_task)
+    if job is None:
+        raise EngineFailed(
+            f"no array of {role}s was submitted; set slurm.{role}s in the site file to at least 1"
+        )
+    # Slurm takes 0 for "no limit".
+    client(["scontrol", "update", f"JobId={job}", f"ArrayTaskThrottle={max(1, tasks)}"], say)
+
+
+# --- ssh --------------------------------------------------------------------------------------------------
+
+
+def hold_by_ssh(job: Job, site: Site, files: dict[str, str], say: Say) -> int:
+    """Start the head here and a host on each machine of the site; hold the connections until the head has ended.
+
+    Return the exit code of the head.
+    """
+    folder = launch_folder(job.config)
+    write_files(files, folder)
+    head = subprocess.Popen(["bash", str(folder / "head.sh")])
+    record(folder, Launched("ssh", {}, pid=head.pid))
+    say(f"head: process {head.pid}")
+    hosts: dict[str, subprocess.Popen[bytes]] = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: head.terminate())
+    try:
+        while head.poll() is None:
+            if not hosts and (found := _tickets(job, site, folder)):
+                for name, path in found.items():
+                    with open(folder / f"{path.stem}.log", "ab") as log:
+                        hosts[name] = subprocess.Popen(
+                            ["bash", str(folder / "host.sh"), name, str(path)],
+                            stdin=subprocess.DEVNULL,
+                            stdout=log,
+                            stderr=log,
+                            start_new_session=True,
+                        )
+                say(f"hosts: {', '.join(hosts)}; their output is in {folder}")
+            with suppress(subprocess.TimeoutExpired):
+                head.wait(LOOK_S)
+    except KeyboardInterrupt:
+        # The terminal has sent the signal to the head, too.
+        with suppress(subprocess.TimeoutExpired):
+            head.wait(STOP_S)
+    finally:
+        for process in hosts.values():
+            with suppress(subprocess.TimeoutExpired):
+                # The broker has asked the hosts to end.
+                process.wait(site.ssh.grace_s if head.poll() == 0 else LOOK_S)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+    return head.returncode if head.returncode is not None else 1
+
+
+def _tickets(job: Job, site: Site, folder: Path) -> dict[str, Path]:
+    """Write a ticket for each host once the run has begun; return nothing before."""
+    run, written = Path(job.run_folder), {}
+    for name in site.ssh.hosts:
+        host = name.rpartition("@")[2]
+        path = folder / f"{host}.ticket"
+        try:
+            write_ticket(make_ticket(run, host=host, address=site.ssh.address), path)
+        except ConfigError:
+            return {}
+        written[name] = path
+    return written
+
+
+# --- stop -------------------------------------------------------------------------------------------------
+
+
+def stop(run: Path, say: Say) -> None:
+    """End what `offbeat launch` has started for a run.
+
+    Raises:
+        ConfigError: nothing was launched for this run folder.
+        EngineFailed: the engine refuses.
+    """
+    launched = launched_of(run)
+    if launched is None:
+        raise ConfigError(
+            f"{_record_of(run)}: nothing was launched for this run; for units of systemd use `systemctl stop`"
+        )
+    if launched.engine == "slurm":
+        client(["scancel", *launched.jobs.values()], say)
+        return
+    try:
+        os.kill(launched.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        say(f"process {launched.pid} has ended already")
+        return
+    say(f"process {launched.pid} was asked to end: the learner writes a checkpoint")
+    deadline = time.monotonic() + STOP_S
+    while time.monotonic() < deadline and Path(f"/proc/{launched.pid}").exists():
+        time.sleep(LOOK_S)

@@ -1,0 +1,316 @@
+r"""Writes the files of an engine for a run and a site. Pure: it reads nothing, starts nothing, and knows no secret.
+
+``render(job, site, engine) -> {name: text}``. All scripts and units run the same two commands, `offbeat train` with no
+generators and actors on the head, and `offbeat host --ticket FILE` on each host. They are written to the exit codes of
+a host: 0 stay away, 75 come back, 65 do not try again.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.fleet.site import Site, SlurmSite, SshSite, SystemdSite
+from launch.run_file.sections import RunConfig
+from protocol.security.addresses import is_loopback, split_endpoint
+
+ENGINES = ("ssh", "slurm", "systemd")
+GENERATORS, ACTORS = "generators", "actors"
+WAIT_TRIES, WAIT_S = 360, 5
+"""How often, and how many seconds apart, a task looks for the ticket that the head's job writes."""
+REQUEUED_S = 60
+"""Time that a script waits for the requeue that it has asked for."""
+RETRY_S = 10
+"""Time between two tries to start a host that has ended by a fault, or was told to come back."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is launched."""
+
+    run_file: str
+    """The run file, as each command line names it."""
+    overrides: tuple[str, ...]
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        return self.config.run.name
+
+    @property
+    def run_folder(self) -> str:
+        """Folder of the run, if no earlier one has its name."""
+        return str(self.config.run.dir / self.config.run.name)
+
+
+def launch_folder(config: RunConfig) -> Path:
+    """Return the folder of scripts, tickets and logs of a launched run. It is beside the run folder, which comes later.
+
+    Example:
+        >>> from launch.run_file.load import check
+        >>> launch_folder(check({"model": {"path": "m"}, "env": {"name": "calculator"}}, "a test")).as_posix()
+        'runs/run.launch'
+    """
+    return config.run.dir / f"{config.run.name}.launch"
+
+
+def render(job: Job, site: Site, engine: str) -> dict[str, str]:
+    """Return the files of an engine, by name.
+
+    Args:
+        engine: one of `ENGINES`.
+    """
+    match engine:
+        case "slurm":
+            return _slurm(job, site.slurm)
+        case "ssh":
+            return _ssh(job, site.ssh)
+        case _:
+            return _systemd(job, site.systemd)
+
+
+def head_command(job: Job, port: int, *, address: str = "") -> list[str]:
+    """Return the words of the head's command. Addresses that the run file leaves on loopback are opened for hosts.
+
+    Args:
+        port: port of the broker.
+        address: name or address of the head; "": its own name.
+    """
+    config, opened = job.config, list[str]()
+    host = split_endpoint(config.broker.endpoint)[0]
+    if not host or is_loopback(host):
+        opened.append(f"broker.endpoint=tcp://0.0.0.0:{port}")
+    if is_loopback(config.broker.http.rpartition(":")[0]):
+        opened.append(f"broker.http=0.0.0.0:{port + 1}")
+    if not config.weights.http or is_loopback(config.weights.http.rpartition(":")[0]):
+        opened.append(f"weights.http=0.0.0.0:{port + 2}")
+    if address and not config.weights.advertised_host:
+        opened.append(f"weights.advertised_host={address}")
+    return ["train", job.run_file, *job.overrides, *opened, "generator.count=0", "actor.count=0"]
+
+
+def _words(words: Sequence[str]) -> str:
+    return " ".join(map(shlex.quote, words))
+
+
+# --- Slurm ------------------------------------------------------------------------------------------------
+
+
+def _slurm(job: Job, site: SlurmSite) -> dict[str, str]:
+    arrays = {
+        GENERATORS: (site.generators, site.gres, "--generators 1 --actors 0"),
+        ACTORS: (site.actors, "", f"--generators 0 --actors {site.actors_per_task}"),
+    }
+    files = {"head.sbatch": _head_job(job, site)}
+    for role, (count, gres, counts) in arrays.items():
+        files[f"{role}.sbatch"] = _array(job, site, role, count, gres, counts)
+    return files
+
+
+def _options(job: Job, site: SlurmSite, role: str, partition: str, gres: str, cpus: int) -> list[str]:
+    wanted = {
+        "job-name": slurm_name(job.name, role),
+        "partition": partition,
+        "account": site.account,
+        "gres": gres,
+        "time": site.time,
+        "cpus-per-task": str(cpus),
+        "ntasks": "1",
+        "open-mode": "append",
+    }
+    return [f"#SBATCH --{name}={value}" for name, value in wanted.items() if value]
+
+
+def slurm_name(run: str, role: str) -> str:
+    """Return the name of a job."""
+    return f"offbeat-{run}-{role}"
+
+
+def _head_job(job: Job, site: SlurmSite) -> str:
+    folder, run = launch_folder(job.config), job.run_folder
+    partition = site.head_partition or site.partition
+    others = f"{slurm_name(job.name, GENERATORS)},{slurm_name(job.name, ACTORS)}"
+    command = _words(["offbeat", *head_command(job, site.port)])
+    return _script(
+        [
+            *_options(job, site, "head", partition, site.head_gres, site.head_cpus),
+            f"#SBATCH --output={folder}/head-%j.log",
+            "#SBATCH --requeue",
+        ],
+        f"""
+{site.setup}
+run={shlex.quote(run)}
+tickets={shlex.quote(f"{folder}/tickets")}
+mkdir -p -m 700 "$tickets"
+rm -f "$tickets"/*.ticket
+touch "$tickets/began"
+resume=
+[ -e "$run/epoch" ] && resume=--resume
+# The step gets SIGTERM from Slurm, and this script waits for it. Passing it on would be a second signal.
+trap : TERM INT
+srun --overlap -n1 {command} weights.advertised_host="$(hostname)" $resume &
+train=$!
+# The tickets have the address of this node. Tasks of the arrays wait for them.
+while kill -0 $train 2>/dev/null; do
+    if [ "$run/config.json" -nt "$tickets/began" ] &&
+        offbeat ticket "$run" --any g --out "$tickets/{GENERATORS}.partial" >/dev/null 2>&1 &&
+        offbeat ticket "$run" --any a --out "$tickets/{ACTORS}.partial" >/dev/null 2>&1; then
+        mv "$tickets/{GENERATORS}.partial" "$tickets/{GENERATORS}.ticket"
+        mv "$tickets/{ACTORS}.partial" "$tickets/{ACTORS}.ticket"
+        break
+    fi
+    sleep {WAIT_S}
+done
+wait $train
+rc=$?
+# A signal ends `wait` before the process ends.
+while kill -0 $train 2>/dev/null; do
+    wait $train
+    rc=$?
+done
+if [ "$rc" = 0 ] && grep -Eq '"run": *"over"' "$run/result.json"; then
+    # Tasks that have not begun would wait for a head that is done.
+    scancel --me --state=PENDING --name={others}
+elif [ "$rc" = 0 ]; then
+    # The learner has written a checkpoint, and goes on elsewhere.
+    scontrol requeue "$SLURM_JOB_ID"
+    sleep {REQUEUED_S}
+fi
+exit "$rc"
+""",
+    )
+
+
+def _array(job: Job, site: SlurmSite, role: str, count: int, gres: str, counts: str) -> str:
+    folder = launch_folder(job.config)
+    ticket = shlex.quote(f"{folder}/tickets/{role}.ticket")
+    # An array of no tasks is none; one task that is cancelled at once would stand for it.
+    throttle = max(1, count)
+    return _script(
+        [
+            *_options(job, site, role, site.partition, gres, site.cpus),
+            f"#SBATCH --output={folder}/{role}-%A_%a.log",
+            f"#SBATCH --array=0-{site.largest - 1}%{throttle}",
+        ],
+        f"""
+{site.setup}
+ticket={ticket}
+for _ in $(seq {WAIT_TRIES}); do
+    [ -s "$ticket" ] && break
+    sleep {WAIT_S}
+done
+# srun, not exec: with exec, the SIGTERM of a preemption comes at the end of the grace time.
+srun --overlap -n1 offbeat host --ticket "$ticket" {counts} --grace {site.grace_s:g}
+rc=$?
+# A step that drains and ends with 0 completes the job, so a task that is to come back asks for it.
+if [ $rc = 75 ]; then
+    scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
+    sleep {REQUEUED_S}
+fi
+exit $rc
+""",
+    )
+
+
+def _script(options: Sequence[str], body: str) -> str:
+    lines = [line for line in body.strip("\n").split("\n") if line.strip()]
+    return "\n".join(["#!/bin/bash", *options, *lines]) + "\n"
+
+
+# --- ssh --------------------------------------------------------------------------------------------------
+
+
+def _ssh(job: Job, site: SshSite) -> dict[str, str]:
+    command = _words(["offbeat", *head_command(job, site.port, address=site.address)])
+    run = shlex.quote(job.run_folder)
+    head = f"""
+resume=
+[ -e {run}/epoch ] && resume=--resume
+exec {command} $resume
+"""
+    there = [f"mkdir -p {site.folder}", f"cd {site.folder}", *site.setup.strip("\n").split("\n")]
+    there.append(f"exec offbeat host --ticket - --grace {site.grace_s:g}")
+    remote = " && ".join(line for line in there if line.strip())
+    host = f"""
+# Usage: host.sh HOST TICKET. The ticket goes through standard input, and so is never part of a command line.
+while :; do
+    ssh -o BatchMode=yes -o ServerAliveInterval=15 "$1" {shlex.quote(remote)} <"$2"
+    rc=$?
+    case $rc in
+    0 | 65) exit $rc ;;
+    esac
+    sleep {RETRY_S}
+done
+"""
+    return {"head.sh": _script([], head), "host.sh": _script([], host)}
+
+
+# --- systemd ----------------------------------------------------------------------------------------------
+
+
+def _systemd(job: Job, site: SystemdSite) -> dict[str, str]:
+    user = [f"User={site.user}"] if site.user else []
+    target = "multi-user.target" if site.user else "default.target"
+    words = _units([site.program, *head_command(job, site.port, address=site.address)])
+    head = _unit(
+        {
+            "Unit": [
+                f"Description=Head of the Offbeat run {job.name} (instance %i)",
+                "After=network-online.target",
+                "Wants=network-online.target",
+            ],
+            "Service": [
+                "Type=exec",
+                *user,
+                f"WorkingDirectory={site.folder}",
+                f"ExecStart={words}",
+                "KillMode=mixed",
+                "TimeoutStopSec=300",
+                "Restart=no",
+            ],
+            "Install": [f"WantedBy={target}"],
+        }
+    )
+    host = _unit(
+        {
+            "Unit": [
+                "Description=Offbeat host %i",
+                "After=network-online.target",
+                "Wants=network-online.target",
+                "StartLimitIntervalSec=0",
+            ],
+            "Service": [
+                "Type=exec",
+                *user,
+                f"WorkingDirectory={site.folder}",
+                # The ticket is read from $CREDENTIALS_DIRECTORY, and is no argument.
+                f"LoadCredential=offbeat-ticket:{site.folder}/%i.ticket",
+                f"ExecStart={_units([site.program, 'host', '--grace', f'{site.grace_s:g}'])}",
+                "KillMode=mixed",
+                f"TimeoutStopSec={site.grace_s + 30:g}",
+                "Restart=on-failure",
+                "RestartSec=10",
+                "SuccessExitStatus=0",
+                "RestartPreventExitStatus=65",
+            ],
+            "Install": [f"WantedBy={target}"],
+        }
+    )
+    return {"offbeat-head@.service": head, "offbeat-host@.service": host}
+
+
+def _unit(sections: Mapping[str, Sequence[str]]) -> str:
+    return "\n\n".join("\n".join([f"[{name}]", *lines]) for name, lines in sections.items()) + "\n"
+
+
+def _units(words: Sequence[str]) -> str:
+    """Return a command line as systemd reads it: quoted, and without its specifiers and variables."""
+    escaped = (
+        word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$") for word in words
+    )
+    return " ".join(word if PLAIN.fullmatch(word) else f'"{word}"' for word in escaped)
+
+
+PLAIN = re.compile(r"[A-Za-z0-9@._:/,=+%-]+")
+"""Words that systemd reads as they are."""
