@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launch import logs
 from launch.arguments import NO_RUN_FILE, WITH_CODES, parser
 from launch.errors import LaunchError, exit_code
 from launch.run_file.load import load
@@ -82,7 +83,8 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> int:
 
             return serve_envs(args, overrides)
         case _:
-            with breakpoints_left_out():
+            # What a run file names may load libraries.
+            with breakpoints_left_out(), logs.libraries_to_stderr():
                 config = load(args.run_file, overrides)
             return execute(args, config)
 
@@ -173,11 +175,12 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
 
             return plan(args, config)
         case "model":
-            from launch import logs
             from launch.model import prepare
 
             logs.configure("model")
-            sys.stdout.write(f"{prepare(config)}\n")
+            with logs.libraries_to_stderr():
+                folder = prepare(config)
+            sys.stdout.write(f"{folder}\n")
         case role:
             from launch.by_hand import run_by_hand
 

@@ -169,10 +169,13 @@ def _run_of(
 def write(args: argparse.Namespace) -> int:
     """Write a ticket, and print the command of the host as the only line of standard output."""
     from launch.fleet.ticket import fresh_label, make_ticket, write_ticket
+    from launch.logs import libraries_to_stderr
     from protocol.security.addresses import is_loopback, split_endpoint
 
     name = args.host or args.any or fresh_label(args.run / "keys")
-    ticket = make_ticket(args.run, host="" if args.any else name, label=args.any, address=args.address)
+    # It may make the model.
+    with libraries_to_stderr():
+        ticket = make_ticket(args.run, host="" if args.any else name, label=args.any, address=args.address)
     out = args.out or Path(f"{name}.ticket")
     write_ticket(ticket, out)
     endpoint = ticket.config.broker.endpoint

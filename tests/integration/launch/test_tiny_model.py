@@ -1,12 +1,19 @@
 """A tiny model is made once, loads with from_pretrained, and its examples are what an actor would build."""
 
 import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.render import Renderer
 from launch.errors import ConfigError
+from launch.logs import libraries_to_stderr
 from launch.model import demonstrations, example, prepare
 from launch.run_file.load import check
 from learner.warmstart import share_solved
@@ -134,3 +141,45 @@ def test_a_model_that_is_named_takes_the_place_of_a_tiny_one(made):
     config = run_file(cache)
     named = config.model_copy(update={"model": config.model.model_copy(update={"path": str(folder)})})
     assert prepare(named) == folder
+
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "run" / "security.md"
+
+
+def test_the_first_command_of_the_page_on_two_hosts_works_on_an_empty_cache(tmp_path):
+    """Its output is for ``$(...)``: one line, whatever DeepSpeed prints while it is imported."""
+    (command,) = re.findall(r'cp -r "\$\(offbeat model \w+\)" model', PAGE.read_text())
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    offbeat = programs / "offbeat"
+    seen = f'| tee "{tmp_path}/seen"'
+    offbeat.write_text(
+        f'#!/bin/sh\n"{sys.executable}" -m launch.cli "$@" model.tiny.warm_start.steps=2 {seen}\n'
+    )
+    offbeat.chmod(0o755)
+    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    # With it, as the tests have it, DeepSpeed does not warn.
+    env.pop("DS_ACCELERATOR", None)
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = (tmp_path / "seen").read_text().splitlines()
+    assert (tmp_path / line).is_dir()
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+    # Nothing is written in the fashion of a terminal, and what libraries say is not lost.
+    assert "model" in done.stderr
+
+
+def test_what_libraries_print_is_no_answer(capfd):
+    with libraries_to_stderr():
+        print("from Python")
+        os.write(1, b"from C\n")
+        subprocess.run(["echo", "from a process"], check=True)
+        handler = logging.StreamHandler(sys.stdout)
+    sys.stdout.write("the answer\n")
+    handler.stream.write("from a handler that stays\n")
+    out, err = capfd.readouterr()
+    assert out == "the answer\n"
+    assert set(err.splitlines()) == {"from Python", "from C", "from a process", "from a handler that stays"}
