@@ -298,7 +298,7 @@ class GeneratorSide:
     def _beyond_bound(self, peer: Peer) -> int:
         """Return by how many versions a generator is beyond the lag bound; 0 or less if it is within it."""
         newest = self._state.published
-        if newest is None:
+        if newest is None or not peer.has_beaten:
             return 0
         lag = self._state.line.lag(peer.heartbeat.policy_version, newest.version)
         return lag - self._state.max_policy_lag

@@ -41,6 +41,8 @@ class Peer:
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     task_credit: int = 0
     delivery_credit: int = 0
+    has_beaten: bool = False
+    """True once a heartbeat of this process has come. Before it nobody knows what version a generator serves."""
     asked_to_leave: bool = False
     """True once this process was asked to end."""
     place: int = 0
@@ -56,6 +58,7 @@ class Peer:
 
     def beat(self, heartbeat: Heartbeat, now: float) -> None:
         """Note a heartbeat. Gauges beyond the limits, and values that are not finite, are left out."""
+        self.has_beaten = True
         if heartbeat.progress != self.heartbeat.progress:
             self.grew_at = self.progress_at = now
         elif not heartbeat.busy:
@@ -156,6 +159,7 @@ class Peers:
         peer = Peer(hello, joined=now, heard=now, progress_at=now, grew_at=now, reminded_at=now)
         if known is not None and known.hello.incarnation == hello.incarnation:
             peer.joined, peer.heartbeat = known.joined, known.heartbeat
+            peer.has_beaten = known.has_beaten
         if hello.role == "actor":
             is_here = known is not None and known.role == "actor"
             peer.place = known.place if known is not None and is_here else self._places.take_lowest()

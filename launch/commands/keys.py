@@ -79,7 +79,8 @@ def _do(args: argparse.Namespace) -> list[str]:
             gone = key_files.revoke(folder, name)
             return [
                 f"{folder}: removed {', '.join(gone)}",
-                "brokers and generators that use this folder refuse it within a second; do the same on other hosts",
+                "the broker that uses this folder refuses it within two seconds, and tells all generators; "
+                "nothing is to do on other hosts",
             ]
         case "bundle":
             copied = key_files.bundle(folder, name, args.out)

@@ -120,7 +120,8 @@ def table(peers: Sequence[Mapping[str, Any]], supervised: Mapping[str, Any]) -> 
     rows = [("process", "state", "progress", "version", "silent", "still", "restarts", "where")]
     for peer in peers:
         busy = "works" if peer["busy"] else "waits"
-        version = str(peer["policy_version"]) if "policy_version" in peer else "-"
+        # Only generators have one, and nobody knows it before the first heartbeat.
+        version = "-" if peer.get("policy_version") is None else str(peer["policy_version"])
         restarts = str(known.get(peer["name"], {}).get("restarts", "-"))
         still = f"{peer['stalled_s']:.1f} s" if peer["busy"] else "-"
         where = f"{peer['host']} pid {peer['pid']}"

@@ -192,7 +192,7 @@ class _Calibration:
     def _generator(self) -> GeneratorInfo:
         peer = next(peer for peer in self._look()["peers"] if peer["role"] == "generator")
         return GeneratorInfo(
-            peer=peer["name"], endpoint=peer["endpoint"], policy_version=peer["policy_version"]
+            peer=peer["name"], endpoint=peer["endpoint"], policy_version=peer["policy_version"] or 0
         )
 
     def _end_training(self) -> None:

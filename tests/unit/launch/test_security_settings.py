@@ -93,6 +93,9 @@ def test_the_command_shows_rotates_revokes_and_hides_secrets(tmp_path, capsys):
     assert "actor@1" in shown
     assert not any((keys / f"{role}.secret").read_text().strip() in shown for role in ("broker", "actor"))
     assert cli.main(["keys", "revoke", str(keys), "actor@1"]) == 0
+    said = capsys.readouterr().out
+    assert "nothing is to do on other hosts" in said
+    assert "do the same" not in said
     assert not (keys / "actor@1.pub").exists()
     capsys.readouterr()
     assert cli.main(["keys", "header", str(keys)]) == 0

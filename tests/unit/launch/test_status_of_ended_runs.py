@@ -107,3 +107,20 @@ def test_the_log_of_a_broker_is_found_from_any_folder(folder, capsys, monkeypatc
     (folder / "supervisor.json").write_text(json.dumps(state))
     monkeypatch.chdir(tmp_path / "runs")
     assert "the last words" in shown(folder, capsys)[1]
+
+
+def test_a_version_that_was_not_heard_yet_has_no_number_in_the_table():
+    peer = {
+        "name": "g",
+        "busy": False,
+        "progress": 0.0,
+        "stalled_s": 0.0,
+        "silent_s": 0.1,
+        "host": "h",
+        "pid": 1,
+    }
+    for version, shown in ((None, "-"), (0, "0"), (7, "7")):
+        _, row = status.table([{**peer, "policy_version": version}], {})
+        assert row.split()[3] == shown
+    _, row = status.table([peer], {})
+    assert row.split()[3] == "-"
