@@ -54,7 +54,7 @@ from broker.journal.writer import (
 from protocol.codec import AnyMessage, Buffer, decode_payload, decode_segment
 from protocol.errors import ProtocolError
 from protocol.messages.fields import DeliveryUnit
-from protocol.messages.peers import ActorKeys, Heartbeat, Hello, QueueStats, Refused
+from protocol.messages.peers import ActorKeys, Echo, Heartbeat, Hello, QueueStats, Refused
 from protocol.names import SegmentKey
 
 log = logging.getLogger(__name__)
@@ -400,7 +400,7 @@ def _digest(name: str, frames: Sequence[Buffer]) -> bytes:
     return digest.digest()
 
 
-NEED_NOT_WAIT = (ActorKeys, Heartbeat, QueueStats, Refused)
+NEED_NOT_WAIT = (ActorKeys, Echo, Heartbeat, QueueStats, Refused)
 """Messages that promise nothing, so they need not wait for the journal."""
 POISONED = "this message broke the broker before"
 

@@ -13,6 +13,7 @@ from broker.core.peers import Peer
 from broker.core.records import OUTCOMES, Tally
 from broker.core.state import BrokerState, gauges_of
 from protocol.gauges import BY_ROLE, Gauge, table
+from protocol.session import SHORT_ONLY
 
 BROKER = table(
     [
@@ -150,7 +151,8 @@ def _learner(status: Status) -> Iterator[str]:
 
 def _wanted(learner: Status, unit: str) -> str:
     here, wanted = (learner.get("gauges", {}).get(name) for name in ("units_here", "units_wanted"))
-    if here is None or wanted is None:
+    # Heartbeats are a second old: more may be here by now than the learner waited for then.
+    if here is None or wanted is None or here >= wanted:
         return f"{unit}s"
     return f"{wanted - here:.0f} of {wanted:.0f} {unit}s"
 
@@ -199,7 +201,9 @@ def _actor(status: Status, actor: Status) -> Iterator[str]:
     if actor["silent_s"] > STILL_S:
         yield f"{name} is silent for {actor['silent_s']:.1f} s; its {_count(running, 'task')} wait for it"
         return
-    if actor.get("note"):
+    if SHORT_ONLY in actor.get("note", ""):
+        yield f"{name}: {actor['note']}"
+    elif actor.get("note"):
         yield f"{name} takes no tasks: {actor['note']}"
     if gauges.get("segments_waiting") and not actor.get("segment_credit", 1):
         held, leased = queues.get("segments_held", 0), queues.get("segments_in_units_leased", 0)
@@ -218,7 +222,9 @@ def _actor(status: Status, actor: Status) -> Iterator[str]:
 def _generator(status: Status, generator: Status) -> Iterator[str]:
     name, gauges = generator["name"], generator.get("gauges", {})
     running, held = gauges.get("running_requests", 0), gauges.get("held_requests", 0)
-    behind = status.get("policy_version", 0) - generator.get("policy_version", 0)
+    version = generator.get("policy_version")
+    # After a join nobody knows the version before the first heartbeat.
+    behind = 0 if version is None else max(0, status.get("policy_version", 0) - version)
     if generator["silent_s"] > STILL_S:
         yield f"{name} is silent for {generator['silent_s']:.1f} s"
         return
@@ -228,9 +234,12 @@ def _generator(status: Status, generator: Status) -> Iterator[str]:
         yield f"{_count(held, 'request')} at {name} wait for a policy version it does not have yet"
     elif not running:
         yield f"{name} idle: no requests"
+    if SHORT_ONLY in generator.get("note", ""):
+        yield f"{name}: {generator['note']}"
+        return
     why = f": {generator['note']}" if generator.get("note") else ""
     if behind > 1 or (behind and why):
-        yield f"{name} serves version {generator.get('policy_version', 0)}, {behind} behind the newest{why}"
+        yield f"{name} serves version {version}, {behind} behind the newest{why}"
 
 
 def _of(status: Status, role: str) -> Sequence[Status]:
@@ -352,7 +361,7 @@ def _peer(dispatcher: Dispatcher, peer: Peer, now: float) -> dict[str, Any]:
         entry["epoch"] = peer.hello.epoch
     else:
         entry["endpoint"] = peer.hello.endpoint
-        entry["policy_version"] = peer.heartbeat.policy_version
+        entry["policy_version"] = peer.heartbeat.policy_version if peer.has_beaten else None
         entry["patience_s"] = peer.heartbeat.patience_s
     return entry
 

@@ -33,6 +33,7 @@ from protocol.messages.peers import (
     ActorKeys,
     Chunk,
     Drain,
+    Echo,
     Generate,
     Generators,
     Goodbye,
@@ -52,7 +53,7 @@ AnyMessage = (
     Hello | Heartbeat | Goodbye | PutTasks | DeliveryCredit | Commit | Checkpointed | PublishWeights | TaskCredit
     | Segment | TaskRejected | Welcome | Refused | Generators | LeaseTask | CancelTask | SegmentAck | SegmentCredit
     | Held | CheckpointWanted | Deliver | Dropped | WeightsReady | ActorKeys | Drain | QueueStats | Generate | Abort
-    | Stay | Chunk
+    | Stay | Chunk | Echo
 )  # fmt: skip
 
 

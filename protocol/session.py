@@ -33,6 +33,74 @@ class Progress:
     note: str = ""
 
 
+LONG_BYTES = 1_000
+"""Size from which messages count as long. Every path passes packets of this size and of the headers before it."""
+BURST_S = 0.05
+"""Messages that leave within this time may share packets, so their sizes are added."""
+PROOFS = 2
+"""Answers to heartbeats behind a long message that prove its arrival. The first may be one to an earlier heartbeat."""
+FAILURES = 2
+"""Connections in a row on which the long message did not arrive, before it is said. One may have other reasons."""
+SHORT_ONLY = "short messages pass"
+"""First words of the trouble of a path that loses large packets."""
+
+
+class LongMessages:
+    """Notices that short messages pass, and long ones do not: large packets are lost on the way.
+
+    Messages of a connection arrive in order. So if the broker answers a heartbeat behind a long message, that message
+    has arrived. If a connection that has been joined ends in silence instead, the long message did not.
+
+    Example:
+        >>> long = LongMessages()
+        >>> for start in (0.0, 7.0):
+        ...     long.sent(5_000, start); long.beaten(); long.lost()
+        >>> long.trouble[:54]
+        'short messages pass, one of 5,000 bytes did not, 2 tim'
+        >>> long.sent(5_000, 14.0); long.beaten(); long.answered(); long.answered(); long.trouble
+        ''
+    """
+
+    def __init__(self) -> None:
+        self.trouble = ""
+        """What is wrong with the path, with the cure; "" if nothing is known."""
+        self._unproved = self._failed = self._answers = 0
+        self._beaten = False
+        self._burst, self._at = 0, 0.0
+
+    def sent(self, nbytes: int, now: float) -> None:
+        """Note a message that leaves over a connection that is joined."""
+        self._burst = nbytes + (self._burst if now - self._at < BURST_S else 0)
+        self._at = now
+        if self._burst >= LONG_BYTES and not self._unproved:
+            self._answers, self._beaten = 0, False
+        if self._burst >= LONG_BYTES and not self._beaten:
+            self._unproved = max(self._unproved, self._burst)
+
+    def beaten(self) -> None:
+        """Note a heartbeat that leaves behind what was sent."""
+        self._beaten = True
+
+    def answered(self) -> None:
+        """Note an answer to a heartbeat."""
+        self._answers += self._beaten
+        if self._unproved and self._answers >= PROOFS:
+            self._unproved = self._failed = 0
+            self.trouble = ""
+
+    def lost(self) -> None:
+        """Note that the connection has ended in silence, or was replaced."""
+        if not self._unproved:
+            return
+        self._failed += 1
+        if self._failed >= FAILURES:
+            self.trouble = (
+                f"{SHORT_ONLY}, one of {self._unproved:,} bytes did not, {self._failed} times in a row: large packets "
+                "are lost on the way to the broker; lower the MTU of this host's network device (docs/run/security.md)"
+            )
+        self._unproved = 0
+
+
 class Session:
     """State of one peer's connection: joined or not, when to send next, when the broker was last heard.
 
@@ -58,6 +126,8 @@ class Session:
         """Minor version of the protocol that the broker spoke in its last message."""
         self.policy_version = 0
         """Policy version of the last Welcome; it stays while the session joins again."""
+        self.long = LongMessages()
+        """Whether long messages arrive; the owner of the socket tells it what leaves."""
         self._attempts = self._void = 0
         self._beat_s = HELLO_RETRY_S
         self._heard = now
@@ -74,6 +144,8 @@ class Session:
     def received(self, message: AnyMessage, now: float) -> bool:
         """Note a message from the broker; return True if it is a Welcome by which the session joins."""
         self._heard = now
+        if isinstance(message, Heartbeat):
+            self.long.answered()
         match message:
             case Welcome() if message.attempt < self._void:
                 # The answer to a Hello over an earlier connection; the Hello of this one has yet to leave.
@@ -99,6 +171,7 @@ class Session:
     def reconnected(self, now: float) -> None:
         """Join again after the connection was replaced, so that both sides repeat what may be lost."""
         self.welcome, self._void = None, self._attempts
+        self.long.lost()
         self._next = now
 
     def due(self, now: float, progress: Callable[[], Progress]) -> list[AnyMessage]:
@@ -109,6 +182,7 @@ class Session:
         """
         if self.welcome and self.silent_for(now) > MISSED_BEATS * self._beat_s:
             self.welcome = None
+            self.long.lost()
             self._next = now
         if now < self._next:
             return []
@@ -117,14 +191,22 @@ class Session:
             self._attempts += 1
             return [replace(self.hello, attempt=self._attempts - 1)]
         self._next = now + self._beat_s
+        return [self.heartbeat(progress)]
+
+    def sent(self, nbytes: int, now: float) -> None:
+        """Note the size of a message that leaves now."""
+        if self.welcome is not None:
+            self.long.sent(nbytes, now)
+
+    def heartbeat(self, progress: Callable[[], Progress]) -> Heartbeat:
+        """Return the heartbeat to send now. What is wrong with the path stands before the peer's own note."""
         content = progress()
-        return [
-            Heartbeat(
-                progress=content.progress,
-                busy=content.busy,
-                policy_version=content.policy_version,
-                gauges=dict(content.gauges),
-                patience_s=content.patience_s,
-                note=content.note,
-            )
-        ]
+        self.long.beaten()
+        return Heartbeat(
+            progress=content.progress,
+            busy=content.busy,
+            policy_version=content.policy_version,
+            gauges=dict(content.gauges),
+            patience_s=content.patience_s,
+            note="; ".join(filter(None, (self.long.trouble, content.note))),
+        )

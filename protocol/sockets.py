@@ -309,6 +309,8 @@ def connect(
 
 
 TICK_S = 0.1
+AHEAD_S = 0.5
+"""Time by which a heartbeat goes ahead of long messages, so that it shares no packet with them."""
 
 Inbox = tuple[AnyMessage, list[bytes]] | Exception | None
 OnMessage = Callable[[AnyMessage, list[bytes]], None]
@@ -344,15 +346,38 @@ class AsyncLink:
         self._on_failure, self._failure, self._refused = on_failure, "", ""
         self._joined = asyncio.Event()
         self._endpoint = endpoint
+        self._held: list[Frames] | None = None
+        """Messages that wait until a heartbeat with the trouble of the path has gone ahead; None: none has to."""
         self._socket, self._watch = connect(endpoint, hello.peer, own, "broker", self._received)
         self._ticker = asyncio.create_task(self._tick(), name="broker link")
 
     def send(self, message: AnyMessage, body: bytes | None = None) -> None:
-        self._socket.send(encode(message, body))
+        self.send_frames(encode(message, body))
 
     def send_frames(self, frames: Frames) -> None:
         """Send a message that is already encoded."""
+        if self._held is not None:
+            self._held.append(frames)
+        else:
+            self._send_now(frames)
+
+    def _send_now(self, frames: Frames) -> None:
+        self.session.sent(sum(map(len, frames)), time.monotonic())
         self._socket.send(frames)
+
+    def _tell_trouble_first(self) -> None:
+        """Let a heartbeat say what is wrong with the path before the next long message blocks it again."""
+        log.error("%s", self.session.long.trouble)
+        if self._held is None:
+            asyncio.get_running_loop().call_later(AHEAD_S, self._release)
+        # What an earlier join has left is announced anew.
+        self._held = []
+        self._send_now(encode(self.session.heartbeat(self._progress)))
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        for frames in held or ():
+            self._send_now(frames)
 
     async def joined(self, timeout_s: float) -> None:
         """Wait for the first Welcome.
@@ -373,6 +398,7 @@ class AsyncLink:
         self._ticker.cancel()
         # If too many messages wait, the Goodbye is left out; the broker will find out by the silence.
         with contextlib.suppress(LinkDown):
+            self._release()
             self.send(Goodbye(reason=reason, then=then))
         self._socket.close()
 
@@ -389,6 +415,8 @@ class AsyncLink:
             self._refused = message.message
         if self.session.received(message, time.monotonic()):
             self._joined.set()
+            if self.session.long.trouble:
+                self._tell_trouble_first()
             self._on_join()
         # The session has noted the answers to Hello and Heartbeat; the owner needs neither.
         elif not isinstance(message, Heartbeat | Welcome):
@@ -400,7 +428,7 @@ class AsyncLink:
                 if self._watch.reconnected():
                     self.session.reconnected(time.monotonic())
                 for message in self.session.due(time.monotonic(), self._progress):
-                    self.send(message)
+                    self._send_now(encode(message))
                 await asyncio.sleep(TICK_S)
         except Exception as error:
             log.critical("the link to %s has ended", self._endpoint, exc_info=True)
@@ -526,7 +554,10 @@ class ThreadLink:
                 self._outbox.append((encode(message), None))
             stopping = self._stop.is_set()
             said = [self._outbox.popleft() for _ in range(len(self._outbox))]
-            leaving.extend(enclose([frames for frames, join in said if self._holds(join)]))
+            enclosed = enclose([frames for frames, join in said if self._holds(join)])
+            if enclosed:
+                self.session.sent(sum(len(part) for frames in enclosed for part in frames), time.monotonic())
+            leaving.extend(enclosed)
             while leaving:
                 try:
                     socket.send_multipart(leaving[0], zmq.DONTWAIT)
@@ -553,6 +584,8 @@ class ThreadLink:
     def _take_message(self, message: AnyMessage, rest: list[bytes]) -> None:
         if self.session.received(message, time.monotonic()):
             self.trouble, self.refused = "", None
+            if self.session.long.trouble:
+                log.error("%s", self.session.long.trouble)
             self.inbox.put(None)
         elif not isinstance(message, Heartbeat | Welcome):
             if isinstance(message, Refused) and message.fatal:

@@ -30,6 +30,7 @@ from protocol.messages.episodes import (
 )
 from protocol.messages.peers import (
     Drain,
+    Echo,
     Goodbye,
     Heartbeat,
     Hello,
@@ -118,6 +119,8 @@ class Dispatcher:
         peer = self.state.peers.get(name)
         if isinstance(message, Hello):
             self._hello(name, message, now)
+        elif isinstance(message, Echo):
+            self.state.outbox.send(name, message)
         elif peer is not None:
             peer.heard = now
             own = peer.hello.role

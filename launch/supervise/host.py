@@ -34,6 +34,7 @@ from launch.supervise.crew import Crew
 from launch.supervise.health import PEERS, role_of
 from launch.supervise.posts import Post, posts_of_host
 from protocol.digest import OTHER_DIGEST
+from protocol.echo import path_trouble
 from protocol.processes import SUPERVISED
 from protocol.security.addresses import is_loopback, split_endpoint
 from protocol.security.client import REFUSED_KEY, REVOKED
@@ -389,6 +390,9 @@ def _supervise(
     keys = Path(config.security.keys) if config.security.keys else None
     ask_with = http_keys(config, keys)
     await_head(config.broker.http, ask_with, course)
+    # An engine may take minutes to start, and its tokens would never arrive.
+    if trouble := path_trouble(config.broker.endpoint, keys, f"actor-{name}-0"):
+        raise NoAnswer(trouble)
     arguments: tuple[str, ...] = ("--run", ticket.run)
     if ticket.sources:
         arguments += ("--env", ticket.config.env.name)

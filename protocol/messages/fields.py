@@ -18,6 +18,8 @@ MAX_ITEMS, MAX_TASKS, MAX_IDS, MAX_KEYS, MAX_SOURCES, MAX_ARRAYS = 4_096, 8_192,
 LARGEST_COUNT, LARGEST_VERSION, LARGEST_DURATION_S = 2**63 - 1, 2**31 - 1, 1e9
 MAX_PLACE, MAX_FAILURE_TEXT = 512, 1_000
 MAX_STOPS = 16
+MAX_ECHO = 65_536
+"""Most characters of an Echo."""
 MAX_PREFIX_BYTES = 200_000
 """Most bytes of the token ids of a prefix, 50,000 tokens: a task with it fits into the header of a message."""
 MAX_PATIENCE_S = 3_600.0

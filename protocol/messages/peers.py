@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from protocol.messages.fields import (
+    MAX_ECHO,
     MAX_ITEMS,
     MAX_KEYS,
     MAX_PATIENCE_S,
@@ -201,6 +202,13 @@ class Goodbye(Message, tag="goodbye", frozen=True):
 
     If it is "over", the broker asks all peers to end, and ends with them. If it will be "resumed", they wait.
     """
+
+
+class Echo(Message, tag="echo", frozen=True):
+    """A trial of the path; since 4.5. The broker sends it back as it is, also before a Hello."""
+
+    text: Annotated[str, Meta(max_length=MAX_ECHO)] = ""
+    """Written by whoever tries the path: as many bytes as it wants to see arrive."""
 
 
 class GeneratorInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -88,7 +88,7 @@ class Source:
                 if response.status != 202:
                     self._expect(response, 200)
                     content = bytearray(self._length(response, MAX_MANIFEST_BYTES))
-                    self._fill(_Body(response, self._socket()), memoryview(content))
+                    self._fill(self._body(response, len(content)), memoryview(content))
                     break
                 response.read()
             if time.monotonic() > deadline:
@@ -123,13 +123,23 @@ class Source:
                 raise WrongBytes(f"sent {response.length} bytes where {last - first} were asked for")
             buffer = memoryview(bytearray(max(chunk.nbytes for chunk in span)))
             deadline = time.monotonic() + STALL_S + (last - first) / SLOWEST_BYTES_PER_S
-            body = _Body(response, self._socket())
+            body = self._body(response, last - first)
             for chunk in span:
                 content = buffer[: chunk.nbytes]
                 self._fill(body, content, deadline)
                 if not chunk.holds(content):
                     raise WrongBytes(f"bytes {chunk.offset} and on do not match their hash")
                 yield chunk, content
+
+    def _body(self, response: http.client.HTTPResponse, nbytes: int) -> "_Body":
+        """Return the body of an answer, once its first byte has come."""
+        try:
+            return _Body(response, self._socket())
+        except TimeoutError:
+            raise SourceFailed(
+                f"answers, but not one of {nbytes:,} bytes behind the answer has come in {STALL_S:g} s: large packets "
+                "may be lost on the way; look at the MTU (docs/run/security.md)"
+            ) from None
 
     def close(self) -> None:
         if self._connection is not None:

@@ -190,3 +190,40 @@ def test_a_learner_waits_for_groups_whose_returns_are_all_equal():
         "learner waits 12.3 s for 5 of 8 groups: in each of the last 40 groups all returns are equal (in the last "
         "one 0), so there is nothing to learn from them"
     )
+
+
+def test_figures_that_cannot_be_are_not_shown():
+    """The learner's heartbeat is a second old, and may want fewer units than have come since."""
+    (line,) = [w for w in who_waits(changed(learner={"gauges": {"units_here": 13}})) if "learner waits" in w]
+    assert line.startswith("learner waits 12.3 s for groups: ")
+    for version, words in ((None, []), (0, ["generator-0 serves version 0, 12 behind the newest"]), (40, [])):
+        said = changed(generator_0={"policy_version": version})
+        assert [w for w in who_waits(said) if "serves version" in w] == words
+
+
+def test_a_version_that_was_not_heard_yet_is_not_told():
+    driver = Driver()
+    driver.learner()
+    driver.publish(256)
+    driver.hello("generator", "g0", endpoint="tcp://g0")
+
+    def told():
+        page = status(driver.dispatcher, driver.now)
+        (peer,) = [peer for peer in page["peers"] if peer["name"] == "g0"]
+        return peer["policy_version"], [w for w in page["waits"] if "serves version" in w]
+
+    assert told() == (None, [])
+    driver.say("g0", Heartbeat(policy_version=256))
+    assert told() == (256, [])
+    driver.hello("generator", "g0", endpoint="tcp://g0")
+    assert told() == (256, []), "the same process has only joined again"
+    driver.hello("generator", "g0", incarnation=2, endpoint="tcp://g0")
+    assert told() == (None, [])
+    driver.say("g0", Heartbeat(policy_version=0))
+    assert told() == (0, ["g0 serves version 0, 256 behind the newest"])
+
+
+def test_a_path_that_loses_large_packets_is_shown_for_every_peer():
+    trouble = "short messages pass, one of 5,000 bytes did not"
+    lines = who_waits(changed(actor_0={"note": trouble}, generator_0={"note": trouble}))
+    assert [line for line in lines if trouble in line] == [f"actor-0: {trouble}", f"generator-0: {trouble}"]

@@ -125,3 +125,58 @@ def test_the_policy_version_of_the_last_welcome_is_known_while_joining_again():
     session.received(replace(WELCOME, policy_version=19), now=0.1)
     session.reconnected(now=1.0)
     assert (session.joined, session.policy_version) == (False, 19)
+
+
+BLOCKED = "short messages pass, one of 1,400 bytes did not, 2 times in a row"
+
+
+def connection(session, now, *, passes):
+    """Join, send a long message, and let twelve seconds pass, in which heartbeats are answered if it ``passes``."""
+    for _ in session.due(now, Progress):
+        session.received(replace(WELCOME, attempt=session._attempts - 1), now)
+    assert session.joined
+    session.sent(300, now)
+    session.sent(1_400, now + 0.2)
+    notes = []
+    for second in range(1, 13):
+        for message in session.due(now + second, Progress):
+            if isinstance(message, Heartbeat):
+                notes.append(message.note)
+                if passes:
+                    session.received(Heartbeat(), now + second)
+    return notes
+
+
+def test_a_path_that_loses_large_packets_is_named_once_it_has_happened_twice():
+    session = Session(HELLO, 0.0)
+    connection(session, 0.0, passes=False)
+    assert connection(session, 13.0, passes=False)[0] == "", "once may be a partition"
+    assert BLOCKED in session.long.trouble
+    notes = connection(session, 26.0, passes=True)
+    assert notes[0].startswith(BLOCKED)
+    assert notes[-1] == "", "the path is open again"
+    connection(session, 40.0, passes=False)
+    assert session.long.trouble == "", "it counts anew"
+
+
+def test_a_broker_that_is_gone_is_no_matter_of_size():
+    session = Session(HELLO, 0.0)
+    for start in range(0, 60, 11):
+        session.due(float(start), Progress)
+        session.received(replace(WELCOME, attempt=session._attempts - 1), float(start))
+        # Short messages alone were under way when it went.
+        session.sent(300, start + 0.2)
+        for second in range(1, 11):
+            session.due(float(start + second), Progress)
+    assert session.long.trouble == ""
+
+
+def test_messages_that_leave_together_count_together():
+    session = joined()
+    for now in (1.0, 20.0):
+        for i in range(5):
+            session.sent(300, now + i / 100)
+        session.reconnected(now + 9.0)
+        session.due(now + 9.0, Progress)
+        session.received(replace(WELCOME, attempt=session._attempts - 1), now + 9.1)
+    assert "one of 1,500 bytes did not" in session.long.trouble
