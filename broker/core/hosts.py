@@ -113,8 +113,9 @@ def tokens_per_second(members: Iterable[Peer]) -> float:
 
 
 def lag(members: Iterable[Peer], newest: int) -> int | None:
-    """Return how far the last of these generators is behind the newest version; None if there is none."""
-    versions = [peer.heartbeat.policy_version for peer in members if peer.role == "generator"]
+    """Return how far the last of these generators is behind the newest version; None if none has told its own."""
+    heard = [peer for peer in members if peer.role == "generator" and peer.has_beaten]
+    versions = [peer.heartbeat.policy_version for peer in heard]
     return max(0, newest - min(versions)) if versions else None
 
 
