@@ -245,6 +245,16 @@ UPDATE = table(
         ),
         Gauge("learner/clip_fraction", "share", "share of trained tokens whose gradient the clip cut off"),
         Gauge(
+            "learner/gradient_cosine",
+            "cosine",
+            "gradients of an optimizer step and of the one before it, mean over the step's optimizer steps",
+        ),
+        Gauge(
+            "learner/acted_fraction",
+            "share",
+            "share of trained tokens whose gradient differs by 1 % or more from that of REINFORCE with weight 1",
+        ),
+        Gauge(
             "learner/ratio_current_proximal_mean",
             "ratio",
             "importance ratio current/proximal, mean over trained tokens",

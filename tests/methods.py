@@ -65,6 +65,40 @@ METHODS = {
     "covariance": {"covariance": {"low": 0.0, "share": 0.3}},
     "risk": {"advantage": {"kind": "risk", "bundle": 2}},
     "entropy_band": {"entropy": {"coefficient": 0.1, "band": {"low": 1.0, "high": 1.0, "coefficient": 1.0}}},
+    **{
+        f"trust_{name}": {
+            "surrogate": {"kind": "trust_region", "statistic": name, "bound": bound},
+            "corrections": [],
+        }
+        for name, bound in (("ratio", 0.2), ("log_square", 0.04), ("binary_tv", 0.05), ("binary_kl", 0.01))
+    },
+    "second_moment": {"surrogate": {"kind": "second_moment"}, "corrections": []},
+    "second_moment_clip": {"surrogate": {"kind": "second_moment", "form": "clip", "low": 0.1, "high": 0.1}},
+    "tail": {"surrogate": {"kind": "tail"}, "corrections": []},
+    "pull": {"surrogate": {"kind": "quadratic_pull"}, "corrections": []},
+    "gamma": {"surrogate": {"kind": "gamma"}, "corrections": []},
+    "reject": {
+        "surrogate": {"kind": "weighted", "low": 0.7, "high": 6.0, "outside": "reject"},
+        "corrections": [],
+    },
+    "divergence_mean": {
+        "surrogate": {"kind": "weighted", "low": 1.0, "high": 1.0, "centre": "proximal"},
+        "corrections": [{"kind": "divergence", "bound": 0.02}],
+    },
+    "divergence_max": {
+        "corrections": [
+            {"kind": "divergence", "statistic": "binary_tv", "level": "turn", "over": "max", "bound": 0.2},
+            {
+                "kind": "divergence",
+                "statistic": "log_square",
+                "level": "token",
+                "bound": 0.5,
+                "weight": False,
+            },
+        ]
+    },
+    "balance": {"surrogate": {"kind": "trajectory_balance", "beta": 0.5}, "advantage": {"kind": "group"}},
+    "optimal_baseline": {"optimal_baseline": True},
     "own": {
         "surrogate": {"kind": f"{OWN}:clip", "high": 0.28, "centre": "behaviour"},
         "corrections": [{"kind": f"{OWN}:truncated", "ceiling": 2.0}],
@@ -73,6 +107,7 @@ METHODS = {
     },
     "value_head": CRITIC | {"critic": {"model": "head"}},
     "critic": CRITIC | {"critic": {"model": "separate"}},
+    "critic_steps": CRITIC | {"critic": {"model": "separate", "steps": 2}},
     "regression": CRITIC | {"critic": {"model": "head"}, "surrogate": {"kind": "regression", "beta": 2.0}},
     "vtrace": CRITIC | {"critic": {"model": "separate", "target": "vtrace"}},
     "lambda_head": CRITIC | {"critic": {"model": "head", "target": "lambda"}},

@@ -117,7 +117,7 @@ def of_tests(learner: LearnerConfig) -> LearnerConfig:
     """Return the settings of a recipe after the steps that train a critic alone, and without other ranks."""
     algorithm = learner.algorithm
     if algorithm.critic is not None:
-        critic = algorithm.critic.model_copy(update={"warmup_steps": 0, "model": "head"})
+        critic = algorithm.critic.model_copy(update={"warmup_steps": 0, "model": "head", "steps": 1})
         algorithm = algorithm.model_copy(update={"critic": critic})
     # Episodes are recorded whole, so a window is a whole episode.
     whole = "trajectories" if learner.train_on == "windows" else learner.train_on

@@ -127,6 +127,13 @@ def with_calls(learner: LearnerConfig, trajectories: list[Trajectory]) -> tuple[
     return sum(mark_total(t, "calls") > 0 for t in trajectories), len(trajectories)
 
 
+def one_by_one(learner: LearnerConfig) -> Mapping[str, Any]:
+    """Return the weights of a trust region of rollouts, without the region."""
+    (correction,) = learner.algorithm.corrections
+    return {"algorithm.corrections": (correction.model_copy(update={"bound": FAR}),)}
+
+
+CRITIC = Part("critic", {"algorithm.advantage": BatchMeanAdvantage(), "algorithm.critic": None})
 METHODS: dict[str, Method] = {
     "spell_backward": Method((Part("weight by staleness", {**NO_WEIGHT, **PROXIMAL}),)),
     "calculator": Method((Part("weight by staleness", {**NO_WEIGHT, **PROXIMAL}),)),
@@ -134,6 +141,21 @@ METHODS: dict[str, Method] = {
     "uncorrected": Method(
         (Part("weight left out", {"algorithm.surrogate": WeightedSurrogate(centre="behaviour")}),)
     ),
+    "dppo": Method((Part("mask by the shift", BEHAVIOUR),)),
+    "m2po": Method((Part("mask by the second moment", BEHAVIOUR),)),
+    "sat": Method((Part("contraction of the tail", surrogate(quantile=0.9999)), Part("clip", BEHAVIOUR))),
+    "drpo": Method((Part("pull", BEHAVIOUR),)),
+    "vespo": Method((Part("kernel of the product", BEHAVIOUR),)),
+    "trm": Method((Part("mask of rollouts", one_by_one),)),
+    "flash-reinforce": Method(
+        (
+            Part("trust region of rollouts", one_by_one),
+            Part("every rollout alike", {"algorithm.aggregation": "token_mean"}),
+        )
+    ),
+    "sao": Method((Part("rejection", surrogate(outside="bound", low=0.0, high=FAR)), CRITIC)),
+    "vcpo": Method((Part("optimal baseline", {"algorithm.optimal_baseline": False}),)),
+    "tba": Method((Part("balance with the reference", PROXIMAL),)),
     "cispo": Method((Part("bounded weight", PROXIMAL),)),
     "bapo": Method(
         (
@@ -174,7 +196,7 @@ METHODS: dict[str, Method] = {
     ),
     "ppo": Method(
         (
-            Part("critic", {"algorithm.advantage": BatchMeanAdvantage(), "algorithm.critic": None}),
+            CRITIC,
             CLIP,
         )
     ),

@@ -188,7 +188,8 @@ def frozen_policies(algorithm: AlgorithmConfig) -> int:
     """
     if isinstance(algorithm.kl, KlConvex):
         return 2
-    return int(algorithm.kl is not None and algorithm.kl.to == "reference")
+    compared = algorithm.kl is not None and algorithm.kl.to == "reference"
+    return int(compared or algorithm.balances_trajectories)
 
 
 def tokens_at_once(config: RunConfig) -> int:

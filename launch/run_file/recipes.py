@@ -52,6 +52,7 @@ class Recipe:
         algorithm, kl = learner.algorithm, learner.algorithm.kl
         greedy, bounded = algorithm.advantage.kind == "greedy", algorithm.surrogate.kind == "bounded"
         reference = isinstance(kl, KlConvex) or (isinstance(kl, KlPenalty) and kl.to == "reference")
+        reference = reference or algorithm.balances_trajectories
         parts = {
             "critic": algorithm.critic is not None,
             "windows": learner.train_on == "windows",

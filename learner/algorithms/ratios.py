@@ -267,6 +267,15 @@ def learning_rate_factor(
 
 def segment_sums(values: Tensor, segment: Tensor) -> tuple[Tensor, Tensor]:
     """Give each token the sum over its segment, and the number of the segment's tokens, [N] each."""
+    row = segment_ranks(values, segment)
+    zeros = torch.zeros_like(values)
+    sums = zeros.index_add(0, row, values)
+    sizes = zeros.index_add(0, row, torch.ones_like(values))
+    return sums[row], sizes[row]
+
+
+def segment_ranks(values: Tensor, segment: Tensor) -> Tensor:
+    """Number the segments in the order of their ids, and return the number of each token's segment, int64 [N]."""
     if values.shape != segment.shape:
         raise ValueError(
             f"every value needs the id of its segment, got {tuple(values.shape)} and {tuple(segment.shape)}"
@@ -274,11 +283,7 @@ def segment_sums(values: Tensor, segment: Tensor) -> tuple[Tensor, Tensor]:
     # Unlike `torch.unique`, a sort does not make the host wait for a GPU. There are at most as many segments as tokens.
     ids, order = segment.sort()
     number = (ids.diff(prepend=ids[:1]) != 0).cumsum(0)
-    row = torch.empty_like(order).scatter_(0, order, number)
-    zeros = torch.zeros_like(values)
-    sums = zeros.index_add(0, row, values)
-    sizes = zeros.index_add(0, row, torch.ones_like(values))
-    return sums[row], sizes[row]
+    return torch.empty_like(order).scatter_(0, order, number)
 
 
 def _log_ratio(logp_numerator: Tensor, logp_denominator: Tensor) -> Tensor:

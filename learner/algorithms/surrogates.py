@@ -206,24 +206,32 @@ def triplet_clipped_surrogate(
 
 
 def weighted_surrogate(
-    logp_current: Tensor, ratio: Tensor, advantage: Tensor, *, low: float = 0.0, high: float
+    logp_current: Tensor,
+    ratio: Tensor,
+    advantage: Tensor,
+    *,
+    low: float = 0.0,
+    high: float,
+    reject: bool = False,
 ) -> SurrogateValue:
-    r"""Compute REINFORCE with a bounded importance weight: no token loses its gradient.
+    r"""Compute REINFORCE with a bounded importance weight: no token loses its gradient, unless it is rejected.
 
     .. math:: \mathrm{sg}[\mathrm{clip}(r_t, l, h)]\, A_t \log \pi_\theta(a_t|s_t)
 
     CISPO (arXiv:2506.13585, equations 4 and 5), whose experiments bound the weight only from above, l = 0;
-    AIPO (arXiv:2505.24034) with l = 0 and the ratio to the behaviour policy.
+    AIPO (arXiv:2505.24034) with l = 0 and the ratio to the behaviour policy. With ``reject``, tokens outside the bounds
+    have no gradient, whatever the sign of their advantage: SAO (arXiv:2607.07508) with 0.7 and 6.
 
     Args:
         logp_current: log-probabilities [N], nats, with gradient.
         ratio: [N], > 0; no gradient flows to it.
         advantage: [N].
         low, high: bounds of the weight itself, 0 <= low <= high.
+        reject: whether the weight is 0 outside the bounds, instead of the nearest bound.
 
     Returns:
-        (objective [N], clipped: False everywhere). Only the gradient of the objective has a meaning, not its
-        value.
+        (objective [N], clipped bool [N]: True where rejected). Only the gradient of the objective has a meaning, not
+        its value.
 
     Raises:
         ValueError: the bounds are not in order, or the shapes differ.
@@ -236,6 +244,11 @@ def weighted_surrogate(
     check_same_shape(logp_current=logp_current, ratio=ratio, advantage=advantage)
     if not 0 <= low <= high:
         raise ValueError(f"needs 0 <= low <= high, got low {low}, high {high}")
+    if reject:
+        inside = (ratio.detach() >= low) & (ratio.detach() <= high)
+        return SurrogateValue(
+            torch.where(inside, ratio.detach() * advantage * logp_current, 0 * logp_current), ~inside
+        )
     return unclipped(ratio.detach().clamp(low, high) * advantage * logp_current)
 
 

@@ -14,20 +14,21 @@ from learner.settings.advantages import (
     GroupAdvantage,
     judges_groups,
 )
-from learner.settings.corrections import CorrectionConfig, IntervalCorrection, TruncatedCorrection
+from learner.settings.corrections import CorrectionConfig, TruncatedCorrection
 from learner.settings.surrogates import (
+    ITSELF,
     BalancedSurrogate,
     BoundedSurrogate,
     ClipSurrogate,
     EntropySurrogate,
-    MiniRlSurrogate,
     MirrorDescentSurrogate,
     RatioVarianceSurrogate,
     RegressionSurrogate,
+    SecondMomentSurrogate,
     SurrogateConfig,
-    TripletSurrogate,
+    TailSurrogate,
+    TrajectoryBalanceSurrogate,
     WeightedSurrogate,
-    WindowSurrogate,
     has_own_ratio,
     has_void_bounds,
 )
@@ -168,6 +169,16 @@ class CriticConfig(Section):
     """
     warmup_steps: int = Field(0, ge=0)
     """Learner steps at the start that train the critic only. At least 0."""
+    steps: int = Field(1, ge=1)
+    """Optimizer steps of a separate critic for each one of the policy, on the same mini-batch (SAO, arXiv:2607.07508,
+    takes 2). At least 1."""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        if self.steps > 1 and self.model == "head":
+            yield (
+                f'{field}.steps is {self.steps} but {field}.model is "head", which steps with the policy; use model = '
+                '"separate"'
+            )
 
 
 class FixedAggregation(Section):
@@ -255,6 +266,14 @@ class AlgorithmConfig(Section):
     lr_by_ess: Literal["none", "linear", "sqrt"] = "none"
     """Scale the learning rate of a step by the effective sample size of its proximal / behaviour weights, a
     share from 0 to 1 (VCPO, arXiv:2602.17616). "linear": by the share; "sqrt": by its square root."""
+    gradient_alignment: float | None = Field(None, ge=0, lt=1)
+    """Largest cosine of a gradient with the one of the optimizer step before: what is beyond is taken off along that
+    one (GAC, arXiv:2603.01501). It costs a copy of the gradient, and needs learner.zero_stage = 0. At least 0, below 1.
+    Absent: gradients are not compared."""
+    optimal_baseline: bool = False
+    """Take the mean off the advantages of each rollout group that is weighted by (product of the trajectory's ratios
+    proximal / behaviour)² times the squared norm of its score, as the variance of stale gradients asks (VCPO,
+    arXiv:2602.17616). It costs a forward pass."""
     scale_by_informative: bool = False
     """Multiply advantages by the number of groups over the number of groups with unequal returns, or with an advantage
     of kind "compared", of groups in which a term has a difference (RAPO, arXiv:2509.24107)."""
@@ -305,6 +324,16 @@ class AlgorithmConfig(Section):
     def balanced(self) -> BalancedSurrogate | None:
         """The surrogate, if its bounds are chosen anew at each optimizer step."""
         return self.surrogate if isinstance(self.surrogate, BalancedSurrogate) else None
+
+    @property
+    def step_bounded(self) -> SecondMomentSurrogate | TailSurrogate | None:
+        """The surrogate, if one number over all tokens of an optimizer step decides what it bounds."""
+        return self.surrogate if isinstance(self.surrogate, SecondMomentSurrogate | TailSurrogate) else None
+
+    @property
+    def balances_trajectories(self) -> bool:
+        """Whether the surrogate compares answers with those of the reference model."""
+        return isinstance(self.surrogate, TrajectoryBalanceSurrogate)
 
     @property
     def descends_mirror(self) -> bool:
@@ -364,6 +393,11 @@ class AlgorithmConfig(Section):
                 f'{field}.critic is set but {field}.advantage.kind is "{kind}", which asks for no values; take the '
                 'critic out or use kind "gae"'
             )
+        if self.optimal_baseline and kind not in GROUP_RELATIVE:
+            yield (
+                f'{field}.optimal_baseline is a mean of rollout groups, but {field}.advantage.kind is "{kind}"; take '
+                f"it out, or use one of {', '.join(GROUP_RELATIVE)}"
+            )
         if self.scale_by_informative and not judges_groups(self.advantage):
             yield (
                 f'{field}.scale_by_informative counts groups, but advantage.kind is "{kind}", not formed within '
@@ -376,6 +410,16 @@ class AlgorithmConfig(Section):
             yield (
                 f'{objective.name}.surrogate.kind is "regression", which adds up advantages of tokens, but '
                 f'{field}.advantage.kind is "{kind}"; use kind "gae", with a critic'
+            )
+        if isinstance(surrogate, TrajectoryBalanceSurrogate) and kind not in GROUP_RELATIVE:
+            yield (
+                f'{objective.name}.surrogate.kind is "trajectory_balance", which compares within rollout groups, but '
+                f'{field}.advantage.kind is "{kind}"; use kind "group" with scale = "none"'
+            )
+        if isinstance(surrogate, TrajectoryBalanceSurrogate) and objective.name != field:
+            yield (
+                f'{objective.name}.surrogate.kind is "trajectory_balance", whose reference model a reincarnation '
+                f"replaces; take {field}.reincarnation out, or use it as {field}.surrogate"
             )
         if isinstance(surrogate, BoundedSurrogate) and kind not in GROUP_RELATIVE:
             yield (
@@ -403,16 +447,14 @@ class AlgorithmConfig(Section):
                 "group is taken from the learner's weights before the update, which all of its answers have been "
                 'shown to; use proximal = "recomputed"'
             )
-        weights = [c.kind for c in corrections if not isinstance(c, IntervalCorrection) or c.weight]
-        itself = isinstance(
-            surrogate, MiniRlSurrogate | RegressionSurrogate | TripletSurrogate | WindowSurrogate
-        )
+        weights = [c.kind for c in corrections if getattr(c, "weight", True)]
+        itself = isinstance(surrogate, ITSELF)
         if weights and (itself or getattr(surrogate, "centre", "proximal") == "behaviour"):
             centre = "" if itself else ' with centre = "behaviour"'
             yield (
                 f'{name}.surrogate of kind "{surrogate.kind}"{centre} has the ratio current / behaviour in it, and '
                 f"{name}.corrections ({', '.join(weights)}) would weigh staleness a second time; set corrections = "
-                '[], or keep kind "interval" with weight = false only'
+                '[], or keep kind "interval" or "divergence" with weight = false only'
             )
 
     def _steps(self, objective: ChangedObjective) -> Iterator[str]:

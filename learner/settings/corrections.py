@@ -47,7 +47,33 @@ class IntervalCorrection(Section):
             )
 
 
-ShippedCorrection = Annotated[TruncatedCorrection | IntervalCorrection, Field(discriminator="kind")]
+Statistic = Literal["ratio", "log_square", "binary_tv", "binary_kl"]
+"""What measures the distance of a policy from the behaviour policy at a sampled token, see
+`learner.algorithms.trust_regions.divergence`."""
+
+
+class DivergenceCorrection(Section):
+    """Tokens, turns or trajectories get no gradient where the proximal policy is too far from the behaviour policy, by
+    one of four measures (Trust Region Masking, arXiv:2512.23075; FlashREINFORCE, NVIDIA 2026)."""
+
+    kind: Literal["divergence"] = "divergence"
+    statistic: Statistic = "binary_kl"
+    """Measure of a token. "ratio": |r - 1|, r = proximal / behaviour; "log_square": (log r)²; "binary_tv": |pi - mu|;
+    "binary_kl": KL of the two-point distributions "this token" and "another"."""
+    level: Level = "sequence"
+    """Tokens that are kept or left out together. "token": each by itself; "turn": the turn; "sequence": the
+    trajectory."""
+    over: Literal["mean", "max"] = "mean"
+    """What decides for a turn or a trajectory: the mean over its tokens, or the largest token."""
+    bound: float = Field(3e-3, ge=0)
+    """Largest distance that is kept. At least 0."""
+    weight: bool = True
+    """Weight of a token that is kept. True: its own ratio proximal / behaviour; false: 1."""
+
+
+ShippedCorrection = Annotated[
+    TruncatedCorrection | IntervalCorrection | DivergenceCorrection, Field(discriminator="kind")
+]
 CorrectionConfig = Annotated[
     Annotated[ShippedCorrection, Tag(SHIPPED)] | Annotated[OwnCorrection, Tag(OWN)], Discriminator(form_of)
 ]

@@ -526,6 +526,11 @@ class LearnerConfig(Section):
                 f"{field}.zero_stage is {self.zero_stage_used} but {field}.dtype is bfloat16: gradients would be "
                 'summed in bfloat16, which loses small ones; use zero_stage 2, 3 or "auto"'
             )
+        if self.algorithm.gradient_alignment is not None and self.zero_stage_used:
+            yield (
+                f"{field}.algorithm.gradient_alignment compares whole gradients, but ZeRO stage {self.zero_stage_used} "
+                f'shards or copies them; set {field}.zero_stage = 0, and {field}.dtype = "float32"'
+            )
         undecided = self.zero_stage == "auto" and self.dtype == "auto"
         if self.offload != "none" and self.zero_stage_used < 2 and not undecided:
             yield (

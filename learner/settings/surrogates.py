@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Discriminator, Field, Tag
 
 from learner.algorithms.tokens import Level
+from learner.settings.corrections import Statistic
 from learner.settings.formulas import OwnSurrogate
 from protocol.section import OWN, SHIPPED, Section, form_of
 
@@ -48,19 +49,27 @@ class ClipSurrogate(Section):
 
 class WeightedSurrogate(Section):
     """REINFORCE weighted by the ratio current / centre, which is bounded to [low, high] and carries no
-    gradient (CISPO, arXiv:2506.13585; AIPO, arXiv:2505.24034). No token loses its gradient."""
+    gradient (CISPO, arXiv:2506.13585; AIPO, arXiv:2505.24034)."""
 
     kind: Literal["weighted"] = "weighted"
     low: float = Field(0.0, ge=0)
     """Smallest weight. At least 0, at most `high`."""
     high: float = Field(2.0, gt=0)
     """Largest weight. Above 0."""
+    outside: Literal["bound", "reject"] = "bound"
+    """Weight where the ratio is outside. "bound": the nearest bound, so that no token loses its gradient; "reject": 0,
+    whatever the sign of the advantage (SAO, arXiv:2607.07508)."""
     centre: Centre = "behaviour"
     """Policy in the denominator of the ratio."""
 
     def contradictions(self, field: str) -> Iterator[str]:
         if self.low > self.high:
             yield f"{field}: low {self.low:g} is above high {self.high:g}; lower low"
+        if self.outside == "reject" and not self.low <= 1 <= self.high:
+            yield (
+                f'{field}: low {self.low:g}, high {self.high:g} with outside = "reject": fresh tokens, whose ratio is '
+                "1, would get no gradient; let the bounds contain 1"
+            )
 
 
 class MiniRlSurrogate(Section):
@@ -257,6 +266,88 @@ class RegressionSurrogate(Section):
     """Divisor of the advantage: the log-ratio at which a turn rests is advantage / beta. Above 0."""
 
 
+class TrustRegionSurrogate(Section):
+    """Ratio current / behaviour times advantage; a token is masked where its distance from the behaviour policy is
+    above a bound and its gradient would make it larger (DPPO, arXiv:2602.04879)."""
+
+    kind: Literal["trust_region"] = "trust_region"
+    statistic: Statistic = "binary_tv"
+    """Measure of a token. "ratio": |r - 1|, r = current / behaviour; "log_square": (log r)²; "binary_tv": |pi - mu|;
+    "binary_kl": KL of the two-point distributions "this token" and "another"."""
+    bound: float = Field(0.2, ge=0)
+    """Largest distance at which a token may still move away. DPPO: 0.2 with "binary_tv", 0.05 with "binary_kl". At
+    least 0."""
+
+
+class SecondMomentSurrogate(Section):
+    """Ratio current / behaviour times advantage, bounded at each optimizer step so that the mean of (log ratio)² over
+    the tokens that move away from the behaviour policy stays within a budget (M2PO, arXiv:2510.01161). It costs a
+    forward pass for each optimizer step."""
+
+    kind: Literal["second_moment"] = "second_moment"
+    budget: float = Field(0.04, gt=0)
+    """Largest mean of (log ratio)², in nats². Above 0."""
+    form: Literal["mask", "clip"] = "mask"
+    """What bounds it. "mask": the tokens with the largest distance get no gradient, as published; "clip": all |log
+    ratio| are capped where the mean is the budget, as in the released program, by a clip of at least `low` and
+    `high`."""
+    low: LowHalfWidth = 0.3
+    """Form "clip": least distance of the lower bound from 1. 0 to 1."""
+    high: HalfWidth = 0.5
+    """Form "clip": least distance of the upper bound from 1. At least 0."""
+
+
+class TailSurrogate(Section):
+    """Clip of the ratio current / behaviour whose bound is contracted for the tokens with the largest |log ratio| of
+    the optimizer step, on the side to which they have moved (SAT, arXiv:2607.18722). It costs a forward pass for each
+    optimizer step."""
+
+    kind: Literal["tail"] = "tail"
+    low: LowHalfWidth = 0.2
+    """Distance of the lower bound from 1. 0 to 1."""
+    high: HalfWidth = 0.2
+    """Distance of the upper bound from 1. At least 0."""
+    quantile: float = Field(0.9, gt=0, lt=1)
+    """Quantile of |log ratio| over the step's tokens above which a bound is contracted. Above 0, below 1."""
+    power: float = Field(2.0, gt=0)
+    """Power of the kernel 1 / (1 + (|log ratio| / quantile's value) ^ power). Above 0."""
+
+
+class QuadraticPullSurrogate(Section):
+    """Ratio current / behaviour times advantage, less the square of the shift of probability, weighted by the size of
+    the advantage (DRPO, arXiv:2606.09821)."""
+
+    kind: Literal["quadratic_pull"] = "quadratic_pull"
+    bound: float = Field(0.2, gt=0)
+    """Shift of a token's probability at which the gradient is 0; beyond it the token is pulled back. Above 0."""
+
+
+class GammaSurrogate(Section):
+    """REINFORCE weighted by a gamma-shaped kernel of the product of the ratios current / behaviour over the trajectory:
+    W^power exp(rate (1 - W)), of its own for each sign of the advantage (VESPO, arXiv:2602.10693)."""
+
+    kind: Literal["gamma"] = "gamma"
+    positive_power: float = Field(2.0, ge=0)
+    """Power where the advantage is at least 0. At least 0."""
+    positive_rate: float = Field(3.0, ge=0)
+    """Rate where the advantage is at least 0. At least 0."""
+    negative_power: float = Field(3.0, ge=0)
+    """Power where the advantage is negative. At least 0."""
+    negative_rate: float = Field(2.0, ge=0)
+    """Rate where the advantage is negative. At least 0."""
+
+
+class TrajectoryBalanceSurrogate(Section):
+    """Squared residual of trajectory balance, with the mean of the rollout group for log Z (TBA, arXiv:2503.18929). It
+    needs no ratio to the behaviour policy, and a reference model: a copy and a forward pass; with several optimizer
+    steps per batch one forward pass more."""
+
+    kind: Literal["trajectory_balance"] = "trajectory_balance"
+    beta: float = Field(0.014, gt=0)
+    """Temperature: an answer rests where its log-probability is above the reference model's by return / beta, up to a
+    number that its group shares. Above 0."""
+
+
 ShippedSurrogate = Annotated[
     ClipSurrogate
     | WeightedSurrogate
@@ -270,7 +361,13 @@ ShippedSurrogate = Annotated[
     | RatioVarianceSurrogate
     | BoundedSurrogate
     | MirrorDescentSurrogate
-    | RegressionSurrogate,
+    | RegressionSurrogate
+    | TrustRegionSurrogate
+    | SecondMomentSurrogate
+    | TailSurrogate
+    | QuadraticPullSurrogate
+    | GammaSurrogate
+    | TrajectoryBalanceSurrogate,
     Field(discriminator="kind"),
 ]
 SurrogateConfig = Annotated[
@@ -278,12 +375,26 @@ SurrogateConfig = Annotated[
 ]
 
 
+ITSELF = (
+    MiniRlSurrogate,
+    RegressionSurrogate,
+    TripletSurrogate,
+    WindowSurrogate,
+    TrustRegionSurrogate,
+    SecondMomentSurrogate,
+    TailSurrogate,
+    QuadraticPullSurrogate,
+    GammaSurrogate,
+)
+"""Surrogates whose ratio is current / behaviour, without a choice of the centre."""
+
+
 def has_own_ratio(surrogate: Any) -> bool:
     """Return whether the ratio of a surrogate, as given in a run file, is current / behaviour."""
     given = surrogate if isinstance(surrogate, dict) else dict(surrogate)
     forms = {form.model_fields["kind"].default: form for form in get_args(get_args(ShippedSurrogate)[0])}
     form = forms.get(given.get("kind"))
-    if form in (MiniRlSurrogate, RegressionSurrogate, TripletSurrogate, WindowSurrogate):
+    if form in (*ITSELF, TrajectoryBalanceSurrogate):
         return True
     if form is None or "centre" not in form.model_fields:
         return False
@@ -296,7 +407,10 @@ def has_void_bounds(surrogate: SurrogateConfig) -> bool:
     match surrogate:
         case EntropySurrogate() | LagSurrogate() | MiniRlSurrogate() | ChunkSurrogate():
             return True
-        case ClipSurrogate(centre=centre) | WeightedSurrogate(centre=centre):
+        case ClipSurrogate(centre=centre):
             return centre == "proximal"
+        case WeightedSurrogate(centre=centre, low=low, high=high):
+            # A weight between equal bounds is a number, and no bound of a ratio.
+            return centre == "proximal" and low != high
         case _:
             return False

@@ -18,14 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.advantages import Quantiles
+from learner.algorithms.baselines import balance_excess, optimal_baseline, score_square
 from learner.algorithms.entropy import covariance_mask, entropy_multiplier, entropy_signal
 from learner.algorithms.penalties import mirror_step_size, next_dual
-from learner.algorithms.ratios import importance_ratio, segment_ratio
+from learner.algorithms.ratios import LOG_RATIO_LIMIT, importance_ratio, segment_ratio
 from learner.algorithms.regularisers import band_weight, base_share, next_entropy_coefficient
 from learner.algorithms.surrogates import BalancedBounds, balance_path, balance_sums, choose_bounds
+from learner.algorithms.trust_regions import moves_away, second_moment_cap, second_moment_cut
 from learner.settings.algorithm import AlgorithmConfig, CovarianceMask, KlConvex
 from learner.settings.learner import OptimizerConfig
-from learner.settings.surrogates import RatioVarianceSurrogate
+from learner.settings.surrogates import RatioVarianceSurrogate, SecondMomentSurrogate, TailSurrogate
 from learner.update.batch import Batch
 from learner.update.micro_batches import MicroBatch
 from learner.update.objective import Adaptive, Tokens, View, make_corrections, proximal_logp
@@ -92,11 +94,13 @@ def adaptive(
     steps: int,
     bounds: BalancedBounds | None,
     version: int = 0,
+    threshold: float = math.inf,
 ) -> Adaptive:
     """Return the numbers for one optimizer step of learner step ``step`` (from 0) out of ``steps``.
 
     Args:
         version: policy version that the step updates.
+        threshold: from `step_threshold`.
     """
     kl = config.kl
     share = 1.0
@@ -113,6 +117,7 @@ def adaptive(
         dual=state.dual,
         entropy_coefficient=state.entropy_coefficient,
         base_share=share,
+        threshold=threshold,
         mirror_step=mirror_step_size(min(step, steps - 1) + 1, steps) if config.descends_mirror else 1.0,
         entropy_mean=state.entropy_sum / known if known else 0.0,
         band_coefficient=outside,
@@ -175,6 +180,8 @@ def needs_scores(config: AlgorithmConfig, optimizer_steps: int) -> bool:
     """
     if config.compares_entropies or config.covariance is not None or has_group_ratio(config):
         return True
+    if config.optimal_baseline or config.balances_trajectories:
+        return True
     return optimizer_steps > 1 and (config.proximal == "recomputed" or config.routes == "proximal")
 
 
@@ -187,7 +194,8 @@ def reference_policies(config: AlgorithmConfig) -> tuple[str, ...]:
     """Return the names of the frozen copies of the model that the objective compares with."""
     if isinstance(config.kl, KlConvex):
         return ("reference", "predecessor")
-    return ("reference",) if config.kl is not None and config.kl.to == "reference" else ()
+    compared = config.balances_trajectories or (config.kl is not None and config.kl.to == "reference")
+    return ("reference",) if compared else ()
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -256,6 +264,8 @@ class Scores:
     logp_reference: Tensor | None = None
     logp_predecessor: Tensor | None = None
     group_ratio: Tensor | None = None
+    baseline: Tensor | None = None
+    balance_excess: Tensor | None = None
 
 
 @torch.no_grad()
@@ -290,6 +300,8 @@ def score_mini_batches(
         outputs = [forward(micro_batch) for micro_batch in first]
         rows["logp_proximal"] = [output.logp for output in outputs]
         compared = _compared_rows(algorithm, outputs)
+        if algorithm.balances_trajectories:
+            compared["logp_reference"] = rows["logp_reference"]
     tokens = _gather(first, compared | rows if again else compared, batch, ranks)
     table = _compare(batch, tokens, algorithm)
     if again:
@@ -311,7 +323,8 @@ def _compared_rows(algorithm: AlgorithmConfig, outputs: Sequence[Outputs]) -> di
     rows = {}
     if algorithm.compares_entropies:
         rows["entropy"] = [output.entropy for output in outputs]
-    if has_group_ratio(algorithm) or algorithm.covariance is not None:
+    whole = algorithm.optimal_baseline or algorithm.balances_trajectories
+    if whole or has_group_ratio(algorithm) or algorithm.covariance is not None:
         rows["logp_proximal"] = [output.logp for output in outputs]
     return rows
 
@@ -349,7 +362,44 @@ def _compare(batch: Batch, tokens: Mapping[str, Tensor], algorithm: AlgorithmCon
         scores["kept"] = _kept(batch, tokens["logp_proximal"], algorithm.covariance)
     if has_group_ratio(algorithm):
         scores["group_ratio"] = _group_ratio(batch, tokens["logp_proximal"])
+    if algorithm.optimal_baseline:
+        scores["baseline"] = _baseline(batch, tokens["logp_proximal"])
+    if algorithm.balances_trajectories:
+        difference = (tokens["logp_proximal"] - tokens["logp_reference"]).double().numpy()
+        trained = batch.trained > 0
+        excess = np.zeros(len(batch.lengths))
+        excess[trained] = balance_excess(_sums(batch, difference)[trained], batch.group[trained])
+        scores["balance_excess"] = _of_tokens(batch, excess)
     return scores
+
+
+def _rows(batch: Batch) -> NDArray[np.int64]:
+    """Return the trajectory of each seen token, [M]."""
+    return np.repeat(np.arange(len(batch.lengths)), batch.lengths)[batch.seen_mask]
+
+
+def _sums(batch: Batch, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Add up values of seen tokens [M] over the tokens with policy gradient of each trajectory, [S]."""
+    policy = batch.loss_mask[batch.seen_mask]
+    sums = np.bincount(_rows(batch)[policy], weights=values[policy], minlength=len(batch.lengths))
+    return sums.astype(np.float64)
+
+
+def _of_tokens(batch: Batch, values: NDArray[np.float64]) -> Tensor:
+    """Give each seen token the value of its trajectory, float32 [M]."""
+    return torch.from_numpy(values[_rows(batch)]).float()
+
+
+def _baseline(batch: Batch, logp: Tensor) -> Tensor:
+    """Compute the optimal baseline of each seen token's rollout group, [M]."""
+    seen = batch.seen_mask
+    proximal, behaviour = logp.double().numpy(), batch.columns["logp_behaviour"][seen].astype(np.float64)
+    log_weights = np.clip(_sums(batch, proximal - behaviour), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    scores = _sums(batch, score_square(np.exp(np.minimum(proximal, 0.0))))
+    advantages = _sums(batch, batch.columns["advantage"][seen].astype(np.float64)) / np.maximum(
+        1, batch.trained
+    )
+    return _of_tokens(batch, optimal_baseline(advantages, np.exp(log_weights), scores, batch.group))
 
 
 def _entropy_signal(batch: Batch, entropy: Tensor, *, quantile: float) -> Tensor:
@@ -443,6 +493,8 @@ def chosen_tokens(
         logp_reference=chosen(scored.logp_reference),
         logp_predecessor=chosen(scored.logp_predecessor),
         group_ratio=chosen(scored.group_ratio),
+        baseline=chosen(scored.baseline),
+        balance_excess=chosen(scored.balance_excess),
         group=columns["group"][policy].long(),
         length=columns["length"][policy],
     )
@@ -491,3 +543,46 @@ def balanced_bounds(
         ratio = importance_ratio(current[policy], centre)
         sums += balance_sums(ratio, tokens.advantage, weight, path, measure=surrogate.measure).cpu()
     return choose_bounds(sum_over_ranks(sums, ranks), path, target=surrogate.target)
+
+
+@torch.no_grad()
+def step_threshold(
+    forward: Forward,
+    micro_batches: Sequence[MicroBatch],
+    scores: Sequence[Scores],
+    algorithm: AlgorithmConfig,
+    batch: Batch,
+    *,
+    ranks: int,
+    device: torch.device,
+) -> float:
+    """Choose the number by which a surrogate bounds the tokens of an optimizer step, under the present weights.
+
+    It is the largest (log ratio)² or the cap of |log ratio| of M2PO, or the quantile of SAT. Every rank chooses the
+    same. This is a collective call. Infinity if the surrogate asks for none.
+    """
+    surrogate = algorithm.step_bounded
+    if surrogate is None:
+        return math.inf
+    # Distances are shifted by 1, so that 0 stands for a token that does not count.
+    found = torch.zeros(int(batch.seen_mask.sum()), dtype=torch.float64)
+    for micro_batch, scored in zip(micro_batches, scores, strict=True):
+        # Invariant: all ranks make the same forward calls, because these are collective. A dummy runs, too.
+        current = forward(micro_batch).logp
+        if micro_batch.token[0] < 0 or not micro_batch.policy.any():
+            continue
+        policy = policy_targets(micro_batch, device)
+        tokens = chosen_tokens(micro_batch, columns_on_device(micro_batch, device), scored, policy)
+        log_ratio = (current[policy] - tokens.logp_behaviour).double()
+        counts = torch.ones_like(log_ratio, dtype=torch.bool)
+        if isinstance(surrogate, SecondMomentSurrogate):
+            counts = moves_away(log_ratio.exp(), tokens.advantage)
+        row = torch.from_numpy(micro_batch.token[micro_batch.policy])
+        found[row] = torch.where(counts, log_ratio.abs() + 1, 0.0).cpu()
+    found = sum_over_ranks(found, ranks)
+    distances = found[found > 0] - 1
+    if isinstance(surrogate, TailSurrogate):
+        return float(torch.quantile(distances, surrogate.quantile)) if len(distances) else 0.0
+    if surrogate.form == "mask":
+        return second_moment_cut(distances.square(), budget=surrogate.budget)
+    return second_moment_cap(distances.square(), budget=surrogate.budget)

@@ -8,7 +8,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from learner.algorithms import penalties, surrogates
+from learner.algorithms import penalties, surrogates, trust_regions
 from learner.algorithms.entropy import gradient_keeping_surrogate, hapo_bounds, hapo_redistribute
 from learner.algorithms.ratios import (
     CorrectionValue,
@@ -22,9 +22,15 @@ from learner.algorithms.ratios import (
 from learner.algorithms.regularisers import entropy_band_penalty, kl_convex, kl_estimate
 from learner.algorithms.surrogates import SurrogateValue, lag_bounds
 from learner.algorithms.tokens import Level
+from learner.algorithms.trust_regions import Statistic
 from learner.formulas import Formula, load_formula
 from learner.settings.algorithm import AlgorithmConfig, KlConfig, KlConvex, KlPenalty
-from learner.settings.corrections import CorrectionConfig, IntervalCorrection, TruncatedCorrection
+from learner.settings.corrections import (
+    CorrectionConfig,
+    DivergenceCorrection,
+    IntervalCorrection,
+    TruncatedCorrection,
+)
 from learner.settings.formulas import OwnCorrection, OwnSurrogate
 from learner.settings.surrogates import (
     BalancedSurrogate,
@@ -33,13 +39,19 @@ from learner.settings.surrogates import (
     ChunkSurrogate,
     ClipSurrogate,
     EntropySurrogate,
+    GammaSurrogate,
     LagSurrogate,
     MiniRlSurrogate,
     MirrorDescentSurrogate,
+    QuadraticPullSurrogate,
     RatioVarianceSurrogate,
     RegressionSurrogate,
+    SecondMomentSurrogate,
     SurrogateConfig,
+    TailSurrogate,
+    TrajectoryBalanceSurrogate,
     TripletSurrogate,
+    TrustRegionSurrogate,
     WeightedSurrogate,
     WindowSurrogate,
 )
@@ -83,6 +95,10 @@ class Tokens:
     """0 where a token is left out of the surrogate because it lowers the entropy most, else 1."""
     group_ratio: Tensor | None = None
     """Geometric mean of proximal / behaviour over the rollout group, whose tokens may be on several ranks."""
+    baseline: Tensor | None = None
+    """What is taken off the advantage, equal within a rollout group."""
+    balance_excess: Tensor | None = None
+    """By how much the token's trajectory is likelier than its group, compared with the reference model, in nats."""
     group: Tensor | None = None
     """Number of the rollout group of each token's trajectory in the batch, int64."""
     length: Tensor | None = None
@@ -101,6 +117,8 @@ class Adaptive:
     entropy_coefficient: float = 0.0
     base_share: float = 1.0
     mirror_step: float = 1.0
+    threshold: float = math.inf
+    """Number that a surrogate takes from all tokens of the step: what it keeps, caps or contracts beyond."""
     entropy_mean: float = 0.0
     """Mean entropy of all earlier updates, in nats."""
     band_coefficient: float = 0.0
@@ -200,6 +218,10 @@ class View:
             self.logp_current, below, level=level, sequence=self.tokens.sequence, turn=self.tokens.turn
         )
 
+    def distance(self, statistic: Statistic) -> Tensor:
+        """Return the distance of the current from the behaviour policy at each token, without gradient."""
+        return trust_regions.divergence(self.logp_current, self.tokens.logp_behaviour, statistic=statistic)
+
 
 Correction = Callable[[View], CorrectionValue]
 
@@ -222,6 +244,8 @@ def make_corrections(configs: Sequence[CorrectionConfig]) -> Callable[[View], Co
 def _make_correction(config: CorrectionConfig, index: int) -> Correction:
     if isinstance(config, OwnCorrection):
         return _own_correction(config, index)
+    if isinstance(config, DivergenceCorrection):
+        return lambda view: _divergence_correction(view, config)
     level = config.level
 
     def ratio(view: View) -> Tensor:
@@ -246,6 +270,17 @@ def _make_correction(config: CorrectionConfig, index: int) -> Correction:
             return lambda view: interval_correction(ratio(view), low=low, high=high, keep_weight=weight)
         case _:
             assert_never(config)
+
+
+def _divergence_correction(view: View, config: DivergenceCorrection) -> CorrectionValue:
+    tokens, proximal = view.tokens, view.logp_proximal
+    segment = {"token": None, "turn": tokens.turn, "sequence": tokens.sequence}[config.level]
+    distance = trust_regions.divergence(proximal, tokens.logp_behaviour, statistic=config.statistic)
+    distance = trust_regions.over_segment(distance, segment, over=config.over)
+    ratio = importance_ratio(proximal, tokens.logp_behaviour)
+    return trust_regions.divergence_correction(
+        distance, ratio if config.weight else torch.ones_like(ratio), bound=config.bound
+    )
 
 
 def _own_correction(config: OwnCorrection, index: int) -> Correction:
@@ -330,6 +365,22 @@ def make_surrogate(config: SurrogateConfig) -> Surrogate:
             )
         case OwnSurrogate():
             return _own_surrogate(config)
+        case TrustRegionSurrogate(statistic=statistic, bound=bound):
+            return lambda v: trust_regions.trust_region_surrogate(
+                v.ratio("behaviour"), v.tokens.advantage, v.distance(statistic), bound=bound
+            )
+        case SecondMomentSurrogate():
+            return lambda v: _second_moment(v, config)
+        case TailSurrogate():
+            return lambda v: _tail_clip(v, config)
+        case QuadraticPullSurrogate(bound=bound):
+            return lambda v: trust_regions.quadratic_pull_surrogate(
+                v.ratio("behaviour"), v.tokens.advantage, v.tokens.logp_behaviour, bound=bound
+            )
+        case GammaSurrogate():
+            return lambda v: _gamma(v, config)
+        case TrajectoryBalanceSurrogate(beta=beta):
+            return lambda v: _trajectory_balance(v, beta)
         case RegressionSurrogate(beta=beta):
             return lambda v: penalties.regression_surrogate(
                 v.logp_current, v.tokens.logp_behaviour, v.tokens.advantage, v.tokens.turn, beta=beta
@@ -354,7 +405,45 @@ def _weighted(view: View, config: WeightedSurrogate) -> SurrogateValue:
         view.tokens.advantage,
         low=config.low,
         high=config.high,
+        reject=config.outside == "reject",
     )
+
+
+def _second_moment(view: View, config: SecondMomentSurrogate) -> SurrogateValue:
+    ratio, advantage, threshold = view.ratio("behaviour"), view.tokens.advantage, view.adaptive.threshold
+    if config.form == "mask":
+        distance = view.distance("log_square")
+        return trust_regions.trust_region_surrogate(ratio, advantage, distance, bound=threshold)
+    low, high = max(config.low, 1 - math.exp(-threshold)), max(config.high, math.expm1(min(threshold, 20.0)))
+    return _clip(ratio, advantage, low, high, 0.0)
+
+
+def _tail_clip(view: View, config: TailSurrogate) -> SurrogateValue:
+    low, high = trust_regions.tail_bounds(
+        view.logp_current - view.tokens.logp_behaviour,
+        threshold=view.adaptive.threshold,
+        low=config.low,
+        high=config.high,
+        power=config.power,
+    )
+    return _clip(view.ratio("behaviour"), view.tokens.advantage, low, high, 0.0)
+
+
+def _gamma(view: View, config: GammaSurrogate) -> SurrogateValue:
+    weight = product_ratio(view.logp_current.detach(), view.tokens.logp_behaviour, view.tokens.sequence)
+    kernel = trust_regions.gamma_kernel(
+        weight,
+        view.tokens.advantage,
+        positive=(config.positive_power, config.positive_rate),
+        negative=(config.negative_power, config.negative_rate),
+    )
+    return surrogates.unclipped(kernel * view.tokens.advantage * view.logp_current)
+
+
+def _trajectory_balance(view: View, beta: float) -> SurrogateValue:
+    excess = view.tokens.balance_excess
+    assert excess is not None
+    return surrogates.unclipped((view.tokens.advantage - beta * excess) * view.logp_current)
 
 
 def _minirl(view: View, config: MiniRlSurrogate) -> SurrogateValue:
@@ -454,6 +543,8 @@ def make_objective(config: AlgorithmConfig) -> Objective:
     def objective(
         tokens: Tokens, adaptive: Adaptive, logp_current: Tensor, entropy: Tensor
     ) -> tuple[Tensor, Diagnostics]:
+        if tokens.baseline is not None:
+            tokens = replace(tokens, advantage=tokens.advantage - tokens.baseline)
         if tokens.entropy_multiplier is not None:
             tokens = replace(tokens, advantage=tokens.advantage * tokens.entropy_multiplier)
         view = View(tokens, adaptive, logp_current, proximal_logp(config, tokens, logp_current))

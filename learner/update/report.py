@@ -5,6 +5,7 @@ compute the same model with other kernels. If one of them leaves a term out, the
 samples from, and no metric of a method says so. The comparison finds that for any architecture, on the first batch.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -146,8 +147,11 @@ DIAGNOSTICS = (
     "logp_current", "logp_proximal", "logp_behaviour", "entropy", "loss", "clipped", "truncated", "correction",
     "advantage", "weight",
 )  # fmt: skip
-ROWS = ("seen", *DIAGNOSTICS, "value")
-"""Names of the numbers recorded for every token; ``seen`` is 1 where the policy's objective was formed."""
+ROWS = ("seen", *DIAGNOSTICS, "value", "acted")
+"""Names of the numbers recorded for every token; ``seen`` is 1 where the policy's objective was formed, ``acted`` where
+its gradient is not that of REINFORCE with weight 1."""
+ACTED = 0.01
+"""Share of a token's plain gradient by which its gradient has to differ, so that the objective acted on it."""
 
 
 @dataclass
@@ -161,6 +165,8 @@ class UpdateOutcome:
     learning_rates: list[float] = field(default_factory=list)
     adaptive: list[Adaptive] = field(default_factory=list)
     bounds: list[BalancedBounds] = field(default_factory=list)
+    cosines: list[float] = field(default_factory=list)
+    """Cosines of the gradients with those before, where they are compared; NaN for the first one."""
     filled: int = 0
     computed: int = 0
     """Positions that were computed, padding included; ``filled`` of them held a token."""
@@ -220,6 +226,7 @@ class TokenRecorder:
         self._learning_rates: list[float] = []
         self._adaptive: list[Adaptive] = []
         self._bounds: list[BalancedBounds] = []
+        self.cosines: list[float] = []
 
     @property
     def applied(self) -> int:
@@ -258,6 +265,26 @@ class TokenRecorder:
         numbers = torch.stack([torch.ones_like(values[0]), *values])
         self._waiting.append((list(range(len(numbers))), token, numbers))
         self._step_tokens.append(token)
+
+    def watch(self, micro_batch: MicroBatch, logp: Tensor, advantage: Tensor, weight: Tensor) -> None:
+        """Record, when gradients come back, which tokens have another one than REINFORCE with weight 1 would give them.
+
+        Args:
+            micro_batch: its targets that carry policy gradient are the tokens.
+            logp: log-probabilities [N] of these tokens, from which the objective was computed and nothing else.
+            advantage: [N], as the environment and the baseline gave it.
+            weight: [N], share of each token in the loss, as it is sent backward.
+        """
+        if micro_batch.token[0] < 0 or not logp.requires_grad:
+            return
+        token = micro_batch.token[micro_batch.policy]
+
+        def record(gradient: Tensor) -> None:
+            plain = -weight * advantage
+            acted = (gradient - plain).abs() > ACTED * torch.maximum(plain.abs(), gradient.abs())
+            self._waiting.append(([ROWS.index("acted")], token, acted.float()[None]))
+
+        logp.register_hook(record)  # type: ignore[no-untyped-call]
 
     @property
     def _rows(self) -> Tensor:
@@ -318,6 +345,7 @@ class TokenRecorder:
             learning_rates=self._learning_rates,
             adaptive=self._adaptive,
             bounds=self._bounds,
+            cosines=self.cosines,
             filled=int(filled),
             computed=int(computed),
             inputs=int(inputs),
@@ -444,6 +472,8 @@ def _step_metrics(outcome: UpdateOutcome) -> dict[str, float]:
             "learner/positive_share": float(np.mean([b.share for b in outcome.bounds])),
             "learner/clip_moves": float(np.mean([b.moves for b in outcome.bounds])),
         }
+    if known := [cosine for cosine in outcome.cosines if math.isfinite(cosine)]:
+        metrics["learner/gradient_cosine"] = float(np.mean(known))
     if outcome.routes:
         metrics["learner/rerouted_share"] = outcome.rerouted / outcome.routes
     if outcome.route_inputs:
@@ -478,6 +508,7 @@ def _token_metrics(tokens: dict[str, torch.Tensor]) -> tuple[dict[str, float], d
         # In this direction the estimate is unbiased, because the behaviour policy sampled the tokens.
         "learner/kl_proximal_behaviour_nats": float(kl_k3(behaviour, proximal).mean()),
         "learner/clip_fraction": float(tokens["clipped"].mean()),
+        "learner/acted_fraction": float(tokens["acted"].mean()),
         "learner/truncated_fraction": float(tokens["truncated"].mean()),
         "learner/correction_mean": float(tokens["correction"].mean()),
         "learner/effective_sample_size": float(effective_sample_size(ratios["ratio_proximal_behaviour"])),

@@ -31,7 +31,9 @@ from learner.update.adaptive import (
     policy_targets,
     score_mini_batches,
     state_at,
+    step_threshold,
 )
+from learner.update.alignment import GradientAlignment
 from learner.update.batch import Batch
 from learner.update.critic import critic_inputs, critic_loss, estimate_tokens
 from learner.update.micro_batches import (
@@ -78,6 +80,10 @@ class Updater:
     _step: int = field(default=0, init=False)
     """Learner step in progress."""
 
+    def __post_init__(self) -> None:
+        ceiling = self.config.algorithm.gradient_alignment
+        self._alignment = None if ceiling is None else GradientAlignment(ceiling)
+
     def run(self, batch: Batch, *, step: int, optimizer_step: int) -> UpdateOutcome:
         """Train on one batch.
 
@@ -106,6 +112,15 @@ class Updater:
                 device=self.device,
                 version=batch.version,
             )
+            threshold = step_threshold(
+                self.forward,
+                mini_batch.micro_batches,
+                scored,
+                algorithm,
+                batch,
+                ranks=self.ranks,
+                device=self.device,
+            )
             numbers = adaptive(
                 algorithm,
                 self.state,
@@ -113,6 +128,7 @@ class Updater:
                 steps=self.total_steps,
                 bounds=bounds,
                 version=batch.version,
+                threshold=threshold,
             )
             recorder.begin_step(mini_batch.pass_index, numbers, bounds)
             self._accumulate(mini_batch, scored, objective, numbers, recorder)
@@ -251,17 +267,23 @@ class Updater:
         """Accumulate the gradients of one mini-batch, for the policy and for a separate critic."""
         micro_batches = mini_batch.micro_batches
         if self._trains_critic(mini_batch):
-            with accumulation(self.critic, self.ranks) as backward:
-                for i, micro_batch in enumerate(micro_batches):
-                    values = self.critic(**critic_inputs(micro_batch, self.device))
-                    loss = self._value_loss(micro_batch, values)
-                    recorder.record_rows(micro_batch, {"value": values})
-                    backward(loss, i == len(micro_batches) - 1)
+            self._accumulate_critic(mini_batch, recorder)
         if not self._trains_policy(mini_batch):
             return
         with accumulation(self.engine, self.ranks) as backward:
             for i, (micro_batch, scored) in enumerate(zip(micro_batches, scores, strict=True)):
                 loss = self._policy_loss(micro_batch, scored, objective, numbers, recorder)
+                backward(loss, i == len(micro_batches) - 1)
+
+    def _accumulate_critic(self, mini_batch: MiniBatch, recorder: TokenRecorder | None) -> None:
+        """Accumulate the gradients of one mini-batch for a separate critic, and record its values, if asked to."""
+        micro_batches = mini_batch.micro_batches
+        with accumulation(self.critic, self.ranks) as backward:
+            for i, micro_batch in enumerate(micro_batches):
+                values = self.critic(**critic_inputs(micro_batch, self.device))
+                loss = self._value_loss(micro_batch, values)
+                if recorder is not None:
+                    recorder.record_rows(micro_batch, {"value": values})
                 backward(loss, i == len(micro_batches) - 1)
 
     def _trains_critic(self, mini_batch: MiniBatch) -> bool:
@@ -289,9 +311,11 @@ class Updater:
         loss = outputs.logp.sum() * 0.0
         if not self._warming_up and micro_batch.policy.any():
             tokens = chosen_tokens(micro_batch, columns, scored, policy)
-            part, diagnostics = objective(tokens, numbers, outputs.logp[policy], outputs.entropy[policy])
+            logp = outputs.logp[policy]
+            part, diagnostics = objective(tokens, numbers, logp, outputs.entropy[policy])
             loss = loss + part
             recorder.record_diagnostics(micro_batch, diagnostics)
+            recorder.watch(micro_batch, logp, tokens.advantage, tokens.weight * self.ranks)
         coefficient = self.config.algorithm.imitation_coefficient
         if coefficient and not self._warming_up:
             loss = loss - coefficient * (columns["imitation_weight"] * outputs.logp).sum()
@@ -320,7 +344,12 @@ class Updater:
             warming_up=self._warming_up,
         )
         if self._trains_critic(mini_batch):
+            critic = self.config.algorithm.critic
+            assert critic is not None
             recorder.critic_steps.append(finish_step(self.critic, critic_lr, critic_lr))
+            for _ in range(critic.steps - 1):
+                self._accumulate_critic(mini_batch, None)
+                recorder.critic_steps.append(finish_step(self.critic, critic_lr, critic_lr))
         if not self._trains_policy(mini_batch):
             return
         if algorithm.lr_by_ess != "none":
@@ -328,6 +357,8 @@ class Updater:
             # A share that is not finite means that the step will be skipped.
             if math.isfinite(share):
                 lr *= learning_rate_factor(share, rule=algorithm.lr_by_ess)
+        if self._alignment is not None and not self._warming_up:
+            recorder.cosines.append(self._alignment.bound(self.engine.module.parameters()))
         if self.copies is not None:
             self.copies.hold()
         recorder.end_step(finish_step(self.engine, 0.0 if self._warming_up else lr, critic_lr), lr)

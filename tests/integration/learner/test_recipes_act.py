@@ -15,10 +15,12 @@ from learner.advantages import risk_advantages
 pytestmark = pytest.mark.timeout(300)
 
 EVENTS = {
-    *("arpo-gui", "rapo", "spear"),
+    *("arpo-gui", "rapo", "spear", "replay-fifo"),
+    "gac",
     *("ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding"),
 }
-"""Recipes whose named part is an event of a run: a family, or a rescue from the replay table."""
+"""Recipes whose named part is an event of a run: a family, a draw from the replay table, or a gradient
+beside the one of the step before."""
 NOT_RECORDED = {"smollm2"}
 """Recipes without recorded episodes; this one has the algorithm of `calculator`."""
 SMALL = 400_000

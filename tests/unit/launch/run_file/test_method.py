@@ -118,7 +118,9 @@ def test_what_methods_set_beside_the_algorithm():
     }
     lag = {"max_policy_lag": 2}
     assert {name: found for name, found in beside.items() if found} == {
-        **dict.fromkeys(("bapo", "gbpo", "grpo", "hispo", "r2vpo", "remix", "uncorrected"), lag),
+        **dict.fromkeys(
+            ("bapo", "gbpo", "grpo", "hispo", "r2vpo", "remix", "replay-fifo", "uncorrected"), lag
+        ),
         **dict.fromkeys((path.stem for path in METHODS_FOLDER.glob("*/*.toml")), lag),
         "rapo": {"filter_uniform_groups": False} | lag,
         "dapo": {"filter_uniform_groups": True} | lag,
@@ -126,7 +128,7 @@ def test_what_methods_set_beside_the_algorithm():
         "arpo-branch": {"group_size": 16} | lag,
         "urpo": {"group_size": 8} | lag,
         "dyna-mind": {"group_size": 8} | lag,
-        "ppo": {"train_on": "trajectories", "group_size": 1},
+        **{name: {"train_on": "trajectories", "group_size": 1} for name in ("flash-reinforce", "ppo", "sao")},
         "tppo": {"train_on": "windows"} | lag,
     }
 

@@ -17,6 +17,7 @@ ROOM = ("learner.sampling.max_trajectory_tokens=1024", "generator.max_model_len=
 """Room for prompts in which other answers stand."""
 OVERRIDES = {
     "ppo": ("learner.algorithm.critic.warmup_steps=1",),
+    "sao": ("learner.algorithm.critic.warmup_steps=1",),
     "tppo": ("learner.algorithm.critic.warmup_steps=1", "actor.segment_tokens=8"),
     "remix": ("learner.algorithm.reincarnation.step=2", "learner.replay.stop_at_step=2"),
     "dapo-direct": ("learner.algorithm.critic.warmup_steps=1",),

@@ -29,7 +29,7 @@ def path(request):
 
 def test_all_methods_are_there():
     expected = "grpo ppo rloo cispo gspo decoupled-ppo minirl hispo bapo hapo tppo remix r2vpo gbpo lag-clip"
-    new = "uncorrected"
+    new = "uncorrected m2po dppo drpo sat vespo trm flash-reinforce sao vcpo gac tba replay-fifo"
     credit = "gdpo dvao g2rpo dgpo loop grpo-tcr flow-grpo eapo epo gigpo hgpo otc prs spo-winrate"
     more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule fapo-judge riskpo dapo-direct rapo spear"
     known = "dapo dr-grpo reinforce-plus-plus"
