@@ -27,8 +27,9 @@ from broker.core.fleet import FOR_EVER, Limits
 from broker.core.peers import Send
 from broker.core.records import Ledger
 from broker.errors import BindRefused, BrokerError, JournalError, NameInUse, StateBroken, WrongKey
+from broker.metrics import prometheus
 from broker.output_commit import OutputCommit
-from broker.status import prometheus, status
+from broker.status import status
 from protocol.codec import AnyMessage, Buffer, decode, encode, encode_delivery, open_envelope
 from protocol.direct import DirectListener, is_direct
 from protocol.errors import LimitExceeded, LinkDown, ProtocolError

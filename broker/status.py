@@ -1,18 +1,13 @@
-"""The pages `/status` and `/metrics`, and the sentences that say who waits for whom: pure views of the state."""
+"""The page `/status`, and the sentences that say who waits for whom: pure views of the state."""
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from broker.core.dispatch import Dispatcher
 from broker.core.peers import Peer
 from broker.core.records import OUTCOMES, Tally
 from broker.core.state import BrokerState, gauges_of
-from protocol.gauges import BY_ROLE, Gauge, table
+from protocol.gauges import Gauge, table
 from protocol.session import SHORT_ONLY
 
 BROKER = table(
@@ -368,58 +363,3 @@ def _peer(dispatcher: Dispatcher, peer: Peer, now: float) -> dict[str, Any]:
 
 def _tally(tally: Tally) -> dict[str, int]:
     return {"segments": tally.segments, "tokens": tally.tokens, "action_tokens": tally.action_tokens}
-
-
-class _Metrics(Collector):
-    """One scrape of the state."""
-
-    def __init__(self, dispatcher: Dispatcher, now: float) -> None:
-        self._state, self._now = dispatcher, now
-
-    def collect(self) -> Iterable[Metric]:
-        state = self._state.state
-        ledger = state.ledger
-        tokens = CounterMetricFamily("offbeat_tokens", "Tokens by what became of them", labels=["outcome"])
-        tokens.add_metric(["stored"], ledger.stored.tokens)
-        tokens.add_metric(["delivered"], ledger.delivered.tokens)
-        tokens.add_metric(["replayed"], ledger.replayed_tokens)
-        for outcome, tally in ledger.outcomes.items():
-            tokens.add_metric([outcome], tally.tokens)
-        yield tokens
-        refused = CounterMetricFamily("offbeat_refused", "Messages refused, by code", labels=["code"])
-        for code, count in ledger.refused.items():
-            refused.add_metric([code], count)
-        yield refused
-        tasks = CounterMetricFamily("offbeat_tasks", "What happened to tasks", labels=["event"])
-        for event, count in ledger.tasks.items():
-            tasks.add_metric([event], count)
-        yield tasks
-        silence = GaugeMetricFamily("offbeat_peer_silence_seconds", "Last heard", labels=["role", "peer"])
-        for peer in state.peers:
-            silence.add_metric([peer.role, peer.name], self._now - peer.heard)
-        yield silence
-        version = GaugeMetricFamily("offbeat_policy_version", "Newest published policy version")
-        version.add_metric([], float(self._state.learners.policy_version))
-        yield version
-        for name, value in gauges_of(state).items():
-            yield GaugeMetricFamily(_metric_name(name), _meaning(name), value=value)
-
-
-def _meaning(name: str) -> str:
-    role, _, gauge = name.partition("/")
-    own = {**BY_ROLE, "broker": BROKER, "fleet": FLEET, "hosts": HOSTS}
-    declared = own.get(role, {}).get(gauge.partition("/")[0])
-    if declared is None:
-        return "Declared nowhere: an environment's own, or a foreign peer's"
-    return f"{declared.meaning} ({declared.unit})"
-
-
-def _metric_name(tag: str) -> str:
-    return "offbeat_" + re.sub(r"[^a-zA-Z0-9_]", "_", tag)
-
-
-def prometheus(dispatcher: Dispatcher, now: float) -> bytes:
-    """Return the page `/metrics` in Prometheus' text format."""
-    registry = CollectorRegistry()
-    registry.register(_Metrics(dispatcher, now))
-    return generate_latest(registry)

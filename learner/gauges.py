@@ -2,33 +2,21 @@
 
 import re
 
-from protocol.gauges import Gauge, table
+from protocol.gauges import LEARNER_STEP, Gauge, table
 
 ROLLOUT = table(
     [
         Gauge(
             "rollout/reward_mean", "reward", "mean reward per action turn of the trajectories that arrived"
         ),
-        Gauge(
-            "rollout/return_mean",
-            "reward",
-            "mean return (weighted sum of rewards) of the trajectories that arrived",
-        ),
+        LEARNER_STEP["rollout/return_mean"],
         Gauge(
             "rollout/return_std",
             "reward",
             "standard deviation of the return of the trajectories that arrived",
         ),
-        Gauge(
-            "rollout/correct_share",
-            "share",
-            "share of arrived trajectories that solved the task exactly; absent if the environment never says so",
-        ),
-        Gauge(
-            "rollout/failed_share",
-            "share",
-            "share of the episodes since the last step that failed; the text tab says why",
-        ),
+        LEARNER_STEP["rollout/correct_share"],
+        LEARNER_STEP["rollout/failed_share"],
         Gauge(
             "rollout/failed_trajectories",
             "trajectories",
@@ -49,7 +37,7 @@ ROLLOUT = table(
             "trajectories",
             "trajectories so far that came again after their commit and were not trained again",
         ),
-        Gauge("rollout/length_mean_tokens", "tokens", "mean action tokens of the trajectories that arrived"),
+        LEARNER_STEP["rollout/length_mean_tokens"],
         Gauge(
             "rollout/length_trained_mean_tokens",
             "tokens",
@@ -229,21 +217,13 @@ REPLAY = table(
 
 UPDATE = table(
     [
-        Gauge("learner/loss", "loss", "loss of the step, mean over its tokens on all ranks"),
-        Gauge("learner/gradient_norm", "norm", "norm of the gradient before clipping"),
+        LEARNER_STEP["learner/loss"],
+        LEARNER_STEP["learner/gradient_norm"],
         Gauge("learner/learning_rate", "rate", "learning rate of the step"),
-        Gauge("learner/entropy_nats", "nats", "mean entropy of the current policy on trained tokens"),
-        Gauge(
-            "learner/kl_current_proximal_nats",
-            "nats",
-            "k3 estimate of KL(current ‖ proximal): what the update itself moved",
-        ),
-        Gauge(
-            "learner/kl_proximal_behaviour_nats",
-            "nats",
-            "k3 estimate between proximal and behaviour: staleness and engine mismatch",
-        ),
-        Gauge("learner/clip_fraction", "share", "share of trained tokens whose gradient the clip cut off"),
+        LEARNER_STEP["learner/entropy_nats"],
+        LEARNER_STEP["learner/kl_current_proximal_nats"],
+        LEARNER_STEP["learner/kl_proximal_behaviour_nats"],
+        LEARNER_STEP["learner/clip_fraction"],
         Gauge(
             "learner/gradient_cosine",
             "cosine",
@@ -289,18 +269,10 @@ UPDATE = table(
             "share",
             "share of trained tokens whose correction weight sits at the ceiling",
         ),
-        Gauge(
-            "learner/effective_sample_size",
-            "share",
-            "effective share of the tokens under the proximal/behaviour weights",
-        ),
-        Gauge("learner/policy_lag_mean_versions", "versions", "mean lag of trained tokens"),
-        Gauge("learner/policy_lag_max_versions", "versions", "largest lag of a trained token"),
-        Gauge(
-            "learner/stale_token_fraction",
-            "share",
-            "share of action tokens masked out as older than the lag bound",
-        ),
+        LEARNER_STEP["learner/effective_sample_size"],
+        LEARNER_STEP["learner/policy_lag_mean_versions"],
+        LEARNER_STEP["learner/policy_lag_max_versions"],
+        LEARNER_STEP["learner/stale_token_fraction"],
         Gauge("learner/trained_tokens", "tokens", "action tokens that carried gradient in the step"),
         Gauge("learner/replayed_tokens", "tokens", "tokens of the step that had been trained before"),
         Gauge("learner/padding_fraction", "share", "share of computed positions that were padding"),
@@ -309,7 +281,7 @@ UPDATE = table(
             "share",
             "share of the input tokens that another trajectory had computed",
         ),
-        Gauge("learner/step_seconds", "s", "time of the update"),
+        LEARNER_STEP["learner/step_seconds"],
         Gauge(
             "learner/tflops_per_rank",
             "Tflop/s",
@@ -326,7 +298,7 @@ UPDATE = table(
             "share",
             "share of the memory of rank 0's GPU that all its processes held at the end of the update",
         ),
-        Gauge("learner/wait_seconds", "s", "time waited for a full batch before the update"),
+        LEARNER_STEP["learner/wait_seconds"],
         Gauge(
             "learner/publish_seconds",
             "s",
@@ -342,25 +314,13 @@ UPDATE = table(
             "s",
             "time for which the update waited until all generators slept on the GPU that they share with the learner",
         ),
-        Gauge("learner/idle_share", "share", "share of wall time since the last step spent waiting"),
-        Gauge(
-            "learner/trained_tokens_per_second",
-            "tokens/s",
-            "trained action tokens over wall time since the last step",
-        ),
+        LEARNER_STEP["learner/idle_share"],
+        LEARNER_STEP["learner/trained_tokens_per_second"],
         Gauge("learner/tokens_trained_total", "tokens", "action tokens trained so far"),
         Gauge("learner/tokens_replayed_total", "tokens", "action tokens trained again so far"),
         Gauge("learner/policy_version", "version", "newest version, announced or about to be"),
-        Gauge(
-            "learner/skipped_steps",
-            "steps",
-            "steps so far that were skipped because loss or gradient was not finite",
-        ),
-        Gauge(
-            "learner/tracker_records_lost",
-            "records",
-            "records that trackers did not take since this process began; absent if TensorBoard is the only tracker",
-        ),
+        LEARNER_STEP["learner/skipped_steps"],
+        LEARNER_STEP["learner/tracker_records_lost"],
     ]
 )
 """Metrics of the update."""

@@ -254,5 +254,5 @@ class _Progress:
             progress=trainer.step + session.intake.deliveries + writes.writes,
             busy=not session.waiting,
             policy_version=trainer.publisher.announced,
-            gauges=session.gauges(),
+            gauges=(*session.gauges(), *trainer.report.newest.gauges),
         )

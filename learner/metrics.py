@@ -1,6 +1,7 @@
 """Reports each learner step to the run's trackers and as a line of JSON; `learner.gauges` declares the names."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -21,6 +22,7 @@ from learner.trackers.tensorboard import TensorBoardSink
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, describe
 from protocol.files import write_whole
+from protocol.gauges import LEARNER_STEP, MAX_GAUGE_NAME
 
 
 def histogram_tag(name: str) -> str:
@@ -99,6 +101,45 @@ def return_histograms(arrived: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
     }
 
 
+MAX_EVALUATION_TAGS = 20
+"""Most metrics of evaluations that a heartbeat carries."""
+EVALUATION_TAG = "evaluation/"
+
+
+class NewestStep:
+    """What heartbeats say of the newest step, and of the newest evaluation of each set.
+
+    Example:
+        >>> newest = NewestStep()
+        >>> newest.note({"evaluation/accuracy": 0.5})
+        >>> newest.note({"learner/loss": 2.0, "learner/learning_rate": 1e-3, "reward/exact": 1.0})
+        >>> newest.gauges
+        (('learner/loss', 2.0), ('reward/exact', 1.0), ('evaluation/accuracy', 0.5))
+    """
+
+    def __init__(self) -> None:
+        # Invariant: the link's thread reads this; the learner's thread replaces it as a whole.
+        self.gauges: tuple[tuple[str, float], ...] = ()
+        """Names and values, few enough for one heartbeat."""
+        self._step: dict[str, float] = {}
+        self._evaluations: dict[str, float] = {}
+
+    def note(self, scalars: Mapping[str, float]) -> None:
+        """Take the metrics of a step or of an evaluation."""
+        found = {
+            name: value
+            for name, value in scalars.items()
+            if math.isfinite(value) and len(name) <= MAX_GAUGE_NAME and name.isascii()
+        }
+        step = {name: found[name] for name in LEARNER_STEP if name in found}
+        if step:
+            rewards = {name: value for name, value in found.items() if name.startswith(REWARD)}
+            self._step = step | dict(islice(rewards.items(), MAX_REWARDS))
+        evaluated = {name: value for name, value in found.items() if name.startswith(EVALUATION_TAG)}
+        self._evaluations = dict(islice((self._evaluations | evaluated).items(), MAX_EVALUATION_TAGS))
+        self.gauges = (*self._step.items(), *self._evaluations.items())
+
+
 class Report:
     """Hands records to the sinks of the trackers, and writes lines of ``run_dir/metrics.jsonl``.
 
@@ -123,6 +164,7 @@ class Report:
         self._fed = [sink for sink in self._sinks if isinstance(sink, FedSink)]
         self._wall_clock = wall_clock
         self._reasons = 0
+        self.newest = NewestStep()
         self._open()
 
     def _open(self) -> None:
@@ -160,6 +202,7 @@ class Report:
             histogram_tag(name): values[np.isfinite(values)] for name, values in (histograms or {}).items()
         }
         shown = {name: values for name, values in shown.items() if values.size}
+        self.newest.note(everything)
         at = self._wall_clock()
         for sink in self._sinks:
             if shown:

@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 
 Merge = Literal["sum", "mean", "total"]
 """How the values of several peers are merged. "total" is a sum that still includes peers that are gone."""
+MAX_GAUGES, MAX_GAUGE_NAME = 64, 64
+"""Most gauges of a heartbeat that the broker keeps, and most characters of their names."""
 ENV = "env/"
 """Prefix of an environment's gauges. They are shown without a role, because actors only pass them through."""
 
@@ -125,6 +127,73 @@ LEARNER = table(
     ]
 )
 """Gauges that learners report, where they apply. Only `/status` shows them."""
+
+LEARNER_STEP = table(
+    [
+        Gauge("learner/loss", "loss", "loss of the step, mean over its tokens on all ranks"),
+        Gauge("learner/gradient_norm", "norm", "norm of the gradient before clipping"),
+        Gauge("learner/entropy_nats", "nats", "mean entropy of the current policy on trained tokens"),
+        Gauge(
+            "learner/kl_current_proximal_nats",
+            "nats",
+            "k3 estimate of KL(current ‖ proximal): what the update itself moved",
+        ),
+        Gauge(
+            "learner/kl_proximal_behaviour_nats",
+            "nats",
+            "k3 estimate between proximal and behaviour: staleness and engine mismatch",
+        ),
+        Gauge("learner/clip_fraction", "share", "share of trained tokens whose gradient the clip cut off"),
+        Gauge(
+            "learner/effective_sample_size",
+            "share",
+            "effective share of the tokens under the proximal/behaviour weights",
+        ),
+        Gauge("learner/policy_lag_mean_versions", "versions", "mean lag of trained tokens"),
+        Gauge("learner/policy_lag_max_versions", "versions", "largest lag of a trained token"),
+        Gauge(
+            "learner/stale_token_fraction",
+            "share",
+            "share of action tokens masked out as older than the lag bound",
+        ),
+        Gauge("learner/step_seconds", "s", "time of the update"),
+        Gauge("learner/wait_seconds", "s", "time waited for a full batch before the update"),
+        Gauge("learner/idle_share", "share", "share of wall time since the last step spent waiting"),
+        Gauge(
+            "learner/trained_tokens_per_second",
+            "tokens/s",
+            "trained action tokens over wall time since the last step",
+        ),
+        Gauge(
+            "learner/skipped_steps",
+            "steps",
+            "steps so far that were skipped because loss or gradient was not finite",
+        ),
+        Gauge(
+            "learner/tracker_records_lost",
+            "records",
+            "records that trackers did not take since this process began; absent if TensorBoard is the only tracker",
+        ),
+        Gauge(
+            "rollout/return_mean",
+            "reward",
+            "mean return (weighted sum of rewards) of the trajectories that arrived",
+        ),
+        Gauge(
+            "rollout/correct_share",
+            "share",
+            "share of arrived trajectories that solved the task exactly; absent if the environment never says so",
+        ),
+        Gauge(
+            "rollout/failed_share",
+            "share",
+            "share of the episodes since the last step that failed; the text tab says why",
+        ),
+        Gauge("rollout/length_mean_tokens", "tokens", "mean action tokens of the trajectories that arrived"),
+    ]
+)
+"""Metrics of the newest learner step, by their full names, which heartbeats carry to `/metrics`. The learner's
+TensorBoard has them, too, so the broker does not merge them."""
 
 BY_ROLE = {"actor": ACTOR, "generator": GENERATOR, "learner": LEARNER}
 

@@ -149,6 +149,8 @@ class LearnerSide:
         self.learner: Peer | None = None
         self._asked_at = self._failed_at = -math.inf
         self._notices = Notices(state)
+        self.stepped_at: float | None = None
+        """Time of the newest learner step; before the first one, time when a learner joined; None: none has."""
 
     @property
     def policy_version(self) -> int:
@@ -197,6 +199,8 @@ class LearnerSide:
             state.outbox.refuse(self.learner.name, "stale_epoch", text, fatal=True)
             state.peers.remove(self.learner.name)
         self.learner = peer
+        if self.stepped_at is None:
+            self.stepped_at = now
         state.deliveries.expire_all(void=False)
         if before is not None and goes_back(state.steps, before, peer.hello):
             lost = counted_by_name(state.steps.behind(peer.hello.step))
@@ -253,6 +257,8 @@ class LearnerSide:
         if not self._of_this_epoch(peer, message.epoch, "Commit"):
             return False
         peer.grew_at = peer.progress_at = now
+        if message.step > self._state.steps.committed:
+            self.stepped_at = now
         committed = Committed(
             epoch=message.epoch,
             step=message.step,

@@ -10,15 +10,13 @@ from msgspec import Struct
 
 from broker.core.records import Ledger
 from protocol.codec import MAX_HEADER_BYTES, AnyMessage, Buffer
-from protocol.gauges import merge_of, tag
+from protocol.gauges import MAX_GAUGE_NAME, MAX_GAUGES, merge_of, tag
 from protocol.messages.fields import Role
 from protocol.messages.peers import GeneratorInfo, Heartbeat, Hello, Refused
 
 MAX_PEERS = 4_096
 INFO_BYTES = 128
 """Bytes reserved for one generator in a Generators message, besides its name and endpoint."""
-MAX_GAUGES = 64
-MAX_GAUGE_NAME = 64
 MAX_NOTE = 1_000
 MAX_TOTALS = 256
 MAX_MERGED = 1_024
@@ -123,7 +121,12 @@ class Peers:
         self._places = Places()
         self._retired: dict[str, float] = {}
         self._gone: OrderedDict[tuple[str, int], dict[str, float]] = OrderedDict()
-        """Totals of processes that are gone, by name and incarnation, in case one turns out to be alive."""
+        """Totals of processes that are gone, by name and incarnation, in case one turns out to be alive. The names of
+        the totals are those of its heartbeat."""
+        self._newest: OrderedDict[str, int] = OrderedDict()
+        """Incarnation of the newest process of each name, gone or not."""
+        self.restarts: dict[Role, int] = {"learner": 0, "generator": 0, "actor": 0}
+        """Processes that took the name of an earlier one, by role, since the broker began."""
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -166,9 +169,20 @@ class Peers:
         if known is not None and known.role != hello.role:
             del self._of[known.role][hello.peer]
         self._peers[hello.peer] = self._of[hello.role][hello.peer] = peer
-        for gauge, value in self._gone.pop((hello.peer, hello.incarnation), {}).items():
-            self._retired[gauge] -= value
+        if totals := self._gone.pop((hello.peer, hello.incarnation), {}):
+            for gauge, value in totals.items():
+                self._retired[tag(hello.role, gauge)] -= value
+            # Until its next heartbeat the process counts for what it counted for, so that no total falls.
+            peer.heartbeat = Heartbeat(gauges=totals)
+        self._count_start(hello)
         return peer
+
+    def _count_start(self, hello: Hello) -> None:
+        before = self._newest.pop(hello.peer, hello.incarnation)
+        self.restarts[hello.role] += before != hello.incarnation
+        self._newest[hello.peer] = hello.incarnation
+        if len(self._newest) > MAX_PEERS:
+            self._newest.popitem(last=False)
 
     def remove(self, name: str) -> None:
         """Remove a peer; its totals stay in the sums."""
@@ -177,14 +191,16 @@ class Peers:
         if peer.role == "actor":
             self._places.free(peer.place)
         totals = {
-            tag(peer.role, gauge): value
+            gauge: value
             for gauge, value in peer.heartbeat.gauges.items()
             if merge_of(peer.role, gauge) == "total"
         }
-        known = self._retired
-        totals = {k: v for k, v in totals.items() if k in known or len(known) + len(totals) <= MAX_TOTALS}
+        known, role = self._retired, peer.role
+        totals = {
+            k: v for k, v in totals.items() if tag(role, k) in known or len(known) + len(totals) <= MAX_TOTALS
+        }
         for gauge, value in totals.items():
-            self._retired[gauge] = self._retired.get(gauge, 0.0) + value
+            self._retired[tag(role, gauge)] = self._retired.get(tag(role, gauge), 0.0) + value
         self._gone[name, peer.hello.incarnation] = totals
         while len(self._gone) > MAX_PEERS:
             self._gone.popitem(last=False)

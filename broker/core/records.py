@@ -508,6 +508,8 @@ class Ledger:
     outcomes: dict[Outcome, Tally] = dataclasses.field(
         default_factory=lambda: {name: Tally() for name in OUTCOMES}
     )
+    undone: dict[Outcome, int] = dataclasses.field(default_factory=dict)
+    """Tokens whose outcome was undone or became "lost", by the former outcome; outside the sums."""
     replayed_tokens: int = 0
     """Action tokens trained again after they were committed as trained; outside the sums."""
     lengths: Lengths = dataclasses.field(default_factory=Lengths)
@@ -533,6 +535,22 @@ class Ledger:
         """Undo the outcome of a segment, because the step that had it is not part of the lineage any more."""
         self.outcomes[outcome].remove(stored)
         self.rolled_back.add(stored)
+        self.note_undone(outcome, stored.tokens)
+
+    def note_undone(self, outcome: Outcome, tokens: int) -> None:
+        """Count tokens that have this outcome no more."""
+        self.undone[outcome] = self.undone.get(outcome, 0) + tokens
+
+    def counted_tokens(self, outcome: Outcome) -> int:
+        """Return how many tokens have got this outcome so far, undone ones included. It never falls.
+
+        Example:
+            >>> ledger, stored = Ledger(), StoredSegment(("t.0", 0), 5, 2, 1, 100)
+            >>> ledger.note_outcome("trained", stored); ledger.undo_outcome("trained", stored)
+            >>> ledger.counted_tokens("trained"), ledger.outcomes["trained"].tokens
+            (5, 0)
+        """
+        return self.outcomes[outcome].tokens + self.undone.get(outcome, 0)
 
     def difference(self, segments: Iterable[StoredSegment]) -> str:
         """Return how the tokens of the held segments differ from the sums, or ""."""

@@ -384,7 +384,7 @@ class Deliveries:
 
     def __init__(self, store: SegmentStore, ledger: Ledger, *, lease_s: float, max_policy_lag: int) -> None:
         self._store, self._ledger = store, ledger
-        self._lease_s, self._max_policy_lag = lease_s, max_policy_lag
+        self._lease_s, self.max_policy_lag = lease_s, max_policy_lag
         self._order: list[tuple[bool, int]] = []
         self._ready: dict[int, Unit] = {}
         """Ready units by age."""
@@ -447,7 +447,7 @@ class Deliveries:
         # The learner may hold the unit from an earlier delivery, and train it.
         # Later segments need a context unit.
         wanted = unit.held or unit.purpose == "eval" or unit.context
-        return not wanted and is_stale(line.freshest(unit.version_max), version, self._max_policy_lag)
+        return not wanted and is_stale(line.freshest(unit.version_max), version, self.max_policy_lag)
 
     def lease(self, unit_id: str, epoch: int) -> None:
         """Lease a ready unit to the learner of this epoch."""
@@ -501,6 +501,7 @@ class Deliveries:
         outcomes[unit.outcome].move(
             outcomes["lost"], segments=unit.segments, tokens=unit.tokens, action_tokens=unit.action_tokens
         )
+        self._ledger.note_undone(unit.outcome, unit.tokens)
         self._count_lengths(unit, unit.outcome, -1)
 
     def survived(self) -> None:

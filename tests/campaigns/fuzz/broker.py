@@ -16,8 +16,9 @@ from broker.config import BrokerConfig
 from broker.core.dispatch import Dispatcher
 from broker.core.peers import Send
 from broker.journal.writer import Kind, Place, Record
+from broker.metrics import prometheus
 from broker.output_commit import JournalStore, recover, snapshot
-from broker.status import prometheus, status
+from broker.status import status
 from protocol.codec import (
     PRELUDE,
     AnyMessage,

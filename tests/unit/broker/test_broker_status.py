@@ -2,7 +2,8 @@
 
 import json
 
-from broker.status import prometheus, status
+from broker.metrics import prometheus
+from broker.status import status
 from protocol.messages.episodes import Commit, Failure, TaskRejected
 from protocol.messages.peers import Heartbeat
 from tests.broker_driver import Driver, group

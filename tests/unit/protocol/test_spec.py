@@ -12,13 +12,14 @@ from actors.generator.requests import MAX_REQUESTS, MAX_REQUESTS_OF_ACTOR
 from broker.config import BrokerConfig
 from broker.core.actors import DRAINING, FULL
 from broker.core.dispatch import Dispatcher
-from broker.core.peers import MAX_GAUGES, MAX_MERGED, MAX_PEERS
+from broker.core.peers import MAX_MERGED, MAX_PEERS
 from broker.core.records import OUTCOMES
 from broker.core.tasks import MAX_TASK_BYTES, REMEMBERED_TASKS
 from broker.output_commit import NEED_NOT_WAIT
 from protocol import codec
 from protocol.arrays import TOKEN_ARRAYS
 from protocol.codec import MAX_ENCLOSED, AnyMessage
+from protocol.gauges import MAX_GAUGES
 from protocol.messages import fields
 from protocol.messages.episodes import Failure, Reward, Sampling, Segment, Task, TaskStart, Turn, TurnMark
 from protocol.messages.fields import ArraySpec
