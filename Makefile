@@ -4,11 +4,11 @@ BIN := $(VENV)/bin
 RECIPE ?= smollm2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train smollm2 test soak check e2e bench gpu ratios staleness claims docs report trackers
+.PHONY: setup train smollm2 test soak check e2e bench gpu ratios staleness claims docs report trackers constraints canary
 
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml launch/scripts/install.sh
+$(VENV)/.installed: pyproject.toml constraints/cpu.txt launch/scripts/install.sh
 	sh launch/scripts/install.sh $(VENV)
 
 train: setup            ## the main job: a pretrained language model learns to add, asynchronously, in minutes
@@ -39,6 +39,12 @@ trackers: setup         ## each tracker's own package, offline: what it stored i
 	$(BIN)/python -m pip --disable-pip-version-check install --quiet --target build/trackers wandb mlflow-skinny sqlalchemy \
 		alembic swanlab trackio
 	OFFBEAT_TRACKERS=$(CURDIR)/build/trackers $(BIN)/python -m pytest -q -rs tests/integration/learner/trackers
+
+constraints: setup      ## write constraints/cpu.txt from what is installed; a test holds it against pyproject.toml
+	$(BIN)/python -m tests.constraints constraints/cpu.txt cpu dev
+
+canary:                 ## the newest vLLM and transformers in an environment of their own; says what broke
+	sh launch/scripts/canary.sh build/canary
 
 e2e: setup              ## the real system learns, at reduced length
 	$(BIN)/python -m pytest tests/e2e -q --durations=6

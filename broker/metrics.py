@@ -47,7 +47,7 @@ class _Metrics(Collector):
 
     def _of_ledger(self) -> Iterator[Metric]:
         ledger = self._state.ledger
-        outcomes = {
+        outcomes: dict[str, float] = {
             "stored": ledger.stored.tokens,
             "delivered": ledger.delivered.tokens,
             "replayed": ledger.replayed_tokens,
@@ -72,7 +72,8 @@ class _Metrics(Collector):
             {p.name: float(p.heartbeat.policy_version) for p in peers if p.role == "generator"},
         )
         text = "Processes that took the name of an earlier one, since the broker began"
-        yield _counters("offbeat_restarts", text, "role", self._state.peers.restarts)
+        restarts = {str(role): float(count) for role, count in self._state.peers.restarts.items()}
+        yield _counters("offbeat_restarts", text, "role", restarts)
         version = float(self._dispatcher.learners.policy_version)
         yield GaugeMetricFamily("offbeat_policy_version", "Newest published policy version", value=version)
 

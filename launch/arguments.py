@@ -11,6 +11,7 @@ from typing import TypeAlias
 from launch.commands.hosts import add_drain, add_host, add_scale, add_ticket
 from launch.commands.keys import add_keys
 from launch.commands.launch import add_launch
+from launch.completion import SHELLS
 
 PLAN_TEXT = (
     "predict throughput, policy lag and idle shares for numbers of generators and actors, from measured rates, on a "
@@ -135,7 +136,7 @@ GROUPS = {
     "every day": ("train", "check", "status", "view", "samples", "recipes"),
     "look into a run, or plan one": ("eval", "journal", "retrain", "plan"),
     "more hosts": ("ticket", "host", "scale", "drain", "launch"),
-    "prepare": ("model", "keys"),
+    "prepare": ("model", "keys", "completion"),
     "one role by hand, in this terminal": (
         "broker",
         "learner",
@@ -185,6 +186,7 @@ NO_RUN_FILE = (
     "scale",
     "drain",
     "launch",
+    "completion",
 )
 """Commands that read no run file, and so take no overrides."""
 
@@ -201,6 +203,7 @@ def parser() -> argparse.ArgumentParser:
         dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS, prog="offbeat"
     )
     add_recipes(commands)
+    add_completion(commands)
     add_retrain(commands)
     add_status(commands)
     add_view(commands)
@@ -227,6 +230,13 @@ def add_recipes(commands: Commands) -> None:
     text = "list the shipped run files, or print one: needs, page, and all settings, merged"
     recipes = commands.add_parser("recipes", help=text, description=text)
     recipes.add_argument("name", nargs="?", help="print this one; the output is a run file, too")
+
+
+def add_completion(commands: Commands) -> None:
+    """Add the arguments of `offbeat completion`."""
+    text = 'print a script that completes words in a shell: eval "$(offbeat completion bash)"'
+    completion = commands.add_parser("completion", help=text.partition(":")[0], description=text)
+    completion.add_argument("shell", choices=SHELLS)
 
 
 def add_retrain(commands: Commands) -> None:

@@ -94,6 +94,12 @@ def run_without_file(args: argparse.Namespace) -> int:
     match args.command:
         case "recipes":
             return show_recipes(args.name)
+        case "completion":
+            from launch.completion import script
+            from launch.run_file.recipes import recipes
+
+            sys.stdout.write(script(parser(), args.shell, tuple(recipe.name for recipe in recipes())))
+            return 0
         case "status":
             from launch.commands.status import show
 

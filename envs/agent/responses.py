@@ -98,7 +98,7 @@ def response(reply: Reply, request: ChatRequest, name: str, created: int) -> dic
         "output_tokens": facts.answer_tokens,
         "total_tokens": facts.prompt_tokens + facts.answer_tokens,
         # Clients read these without asking whether they are there. No token is reported as cached.
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens_details": {"reasoning_tokens": 0},
     }
     return {
@@ -166,11 +166,11 @@ def response_error_event(status: int, body: dict[str, Any]) -> bytes:
     """Return the event that ends a stream in which no answer came. ``body`` is that of the error.
 
     Example:
-        >>> response_error_event(503, {"error": {"message": "gone", "code": None}})[:23]
-        b'event: error\\ndata: {"ty'
+        >>> response_error_event(503, {"error": {"message": "gone", "code": None}})[:28]
+        b'event: error\\ndata: {"message'
     """
     error = body["error"]
-    content = {"type": "error", "sequence_number": 0, **error, "error": error}
+    content = {**error, "type": "error", "sequence_number": 0, "error": error}
     return f"event: error\ndata: {json.dumps(content)}\n\n".encode()
 
 

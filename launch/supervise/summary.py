@@ -249,13 +249,14 @@ def write_summary(
         note(f"summary.json could not be written ({error}); {folder / RESULT} has the learner's part of it")
     try:
         draw_curve(lines, result["evaluations"], curve, title=folder.name)
-    except OSError as error:
+    except (OSError, ImportError) as error:
         # A picture of no bytes would look like a run without data.
         curve.unlink(missing_ok=True)
         summary["learning_curve"] = None
         with contextlib.suppress(OSError):
             _write(summary, folder)
-        note(f"the learning curve could not be drawn ({error}); the run itself is done")
+        lacks = "; it needs matplotlib: pip install '.[plot]'" if isinstance(error, ImportError) else ""
+        note(f"the learning curve could not be drawn ({error}{lacks}); the run itself is done")
     return summary
 
 
