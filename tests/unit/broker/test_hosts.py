@@ -2,7 +2,8 @@
 
 from broker.core.hosts import NAMED, OTHERS
 from broker.core.state import gauges_of
-from broker.status import HOSTS, prometheus, status
+from broker.metrics import prometheus
+from broker.status import HOSTS, status
 from protocol.digest import OTHER_DIGEST
 from protocol.messages.peers import Drain, Goodbye, Heartbeat, Hello, Refused, Welcome
 from tests.broker_driver import Driver
