@@ -371,21 +371,22 @@ def evaluations(columns: Columns) -> list[dict[str, Any]]:
         if name.startswith("evaluation/") and name.endswith("/answered"):
             base = name.removesuffix("answered")
             sets[name.split("/")[1]] = (f"{base}accuracy", f"{base}return_mean", name)
+    of_sets = {of_set: [columns[name] for name in names] for of_set, names in sets.items()}
+    step, time = columns["step"], columns["time"]
     for row in range(columns.rows):
-        for of_set, (accuracy, return_mean, answered) in sets.items():
-            tasks = columns[answered][row]
+        for of_set, (accuracy, return_mean, answered) in of_sets.items():
+            tasks, solved = answered[row], accuracy[row]
             if math.isnan(tasks):
                 continue
-            solved, value = columns[accuracy][row], columns[return_mean][row]
             entry = {"accuracy": solved, "answered": tasks}
             found.append(
                 {
                     "set": of_set,
-                    "step": columns["step"][row],
-                    "at": number(columns["time"][row]),
+                    "step": step[row],
+                    "at": number(time[row]),
                     "accuracy": number(solved),
                     "error": None if math.isnan(solved) else standard_error(entry),
-                    "return": number(value),
+                    "return": number(return_mean[row]),
                     "answered": tasks,
                 }
             )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.errors import JournalError
 from broker.status import BROKER
@@ -35,11 +35,18 @@ from protocol.gauges import BY_ROLE, ENV, Gauge
 
 CATCH_UP_S = 0.15
 """Longest time that a question spends on new records of the journal before it is answered."""
+REST = 30
 MAX_POINTS = 4_000
 MAX_NAMES = 64
 UNLIMITED_LAG = 1 << 30
 """Bound for a journal whose run's settings cannot be read: nothing in a journal depends on it."""
 Question = Mapping[str, str]
+
+
+class _Page(NamedTuple):
+    seen: tuple[int, ...]
+    fresh_until: float
+    made: Any
 
 
 class RunView:
@@ -60,7 +67,7 @@ class RunView:
         self.index = JournalIndex(folder / JOURNAL, UNLIMITED_LAG if bound is None else bound)
         self.annotations = AnnotationReader(folder)
         self._words: Words | None = None
-        self._pages: dict[str, tuple[tuple[int, ...], Any]] = {}
+        self._pages: dict[str, _Page] = {}
         self._ended = threading.Event()
         self._filler: threading.Thread | None = None
 
@@ -98,16 +105,22 @@ class RunView:
             pass
 
     def page(self, name: str, make: Callable[[RunFiles, JournalIndex], Any]) -> Any:
-        """Return a page of the whole index; it is made anew if the journal or the metrics have grown."""
+        """Return a page of the whole index; it is made anew if the journal or the metrics have grown.
+
+        A page that took long is given again for `REST` times as long, so that looking takes little from a run.
+        """
         files = self.files()
         self.catch_up()
         with self.index.lock:
             self.annotations.refresh()
             seen = (self.index.changes, files.steps.rows, self.annotations.changes)
             before = self._pages.get(name)
-            if before is None or before[0] != seen:
-                before = self._pages[name] = (seen, make(files, self.index))
-            return {**before[1], "progress": asdict(self.index.progress)}
+            now = time.monotonic()
+            if before is None or (before.seen != seen and now > before.fresh_until):
+                made = make(files, self.index)
+                took = time.monotonic() - now
+                before = self._pages[name] = _Page(seen, now + REST * took, made)
+            return {**before.made, "progress": asdict(self.index.progress)}
 
     def words(self, files: RunFiles) -> Words:
         """Return the texts of tokens. A tokenizer that was not found is looked for again."""

@@ -105,9 +105,13 @@ class Columns:
         return name in self._columns
 
     def __getitem__(self, name: str) -> "array[float]":
-        """Return a column, as long as there are rows; all NaN if no row has the name."""
-        column = self._columns.get(name, array("d"))
-        return column + array("d", [math.nan]) * (self.rows - len(column))
+        """Return a column, as long as there are rows; all NaN if no row has the name. It is not to be changed."""
+        column = self._columns.get(name)
+        if column is None:
+            return array("d", [math.nan]) * self.rows
+        # The newest rows may lack it, and later ones have it.
+        column.extend([math.nan] * (self.rows - len(column)))
+        return column
 
     @property
     def names(self) -> list[str]:

@@ -16,6 +16,22 @@ MAX_STEPS = 600
 MAX_BARS = 400
 PARTS = {"wait": "wait", "update": "step", "publish": "publish", "gpu_wait": "gpu_wait"}
 """What the learner does, and the metric `learner/METRIC_seconds` that measures it."""
+COLUMNS = (
+    *(f"learner/{metric}_seconds" for metric in PARTS.values()),
+    "actor/env_seconds",
+    "actor/episodes_running",
+    "actor/segments_waiting",
+    "generator/idle_share",
+    "generator/policy_version",
+    "generator/running_requests",
+    "generator/tokens_per_second",
+    "generator/update_pause_seconds",
+    "generator/waiting_requests",
+    "learner/idle_share",
+    "learner/policy_version",
+    "step",
+    "time",
+)
 Times = Callable[[Row], Sequence[dict[str, Any]]]
 """Returns the seconds of each turn of a trajectory, see `launch.view.inspector.turn_times`."""
 
@@ -29,30 +45,32 @@ def timeline_page(files: RunFiles, index: JournalIndex) -> dict[str, Any]:
     places = range(max(0, steps.rows - MAX_STEPS), steps.rows)
     clock = steps.last("time") is not None
     at, rows = 0.0, []
+    # Of a column that no row has, one is made for all steps.
+    columns = {name: steps[name] for name in COLUMNS}
     for i in places:
-        parts = {name: number(steps[f"learner/{metric}_seconds"][i]) for name, metric in PARTS.items()}
+        parts = {name: number(columns[f"learner/{metric}_seconds"][i]) for name, metric in PARTS.items()}
         whole = sum(value or 0.0 for value in parts.values())
-        ended = number(steps["time"][i]) if clock else at + whole
+        ended = number(columns["time"][i]) if clock else at + whole
         at += whole
         rows.append(
             {
-                "step": number(steps["step"][i]),
+                "step": number(columns["step"][i]),
                 "ended": ended,
-                "version": number(steps["learner/policy_version"][i]),
+                "version": number(columns["learner/policy_version"][i]),
                 **parts,
-                "idle": number(steps["learner/idle_share"][i]),
+                "idle": number(columns["learner/idle_share"][i]),
                 "generators": {
-                    "version": number(steps["generator/policy_version"][i]),
-                    "idle": number(steps["generator/idle_share"][i]),
-                    "pause": number(steps["generator/update_pause_seconds"][i]),
-                    "running": number(steps["generator/running_requests"][i]),
-                    "waiting": number(steps["generator/waiting_requests"][i]),
-                    "tokens_per_second": number(steps["generator/tokens_per_second"][i]),
+                    "version": number(columns["generator/policy_version"][i]),
+                    "idle": number(columns["generator/idle_share"][i]),
+                    "pause": number(columns["generator/update_pause_seconds"][i]),
+                    "running": number(columns["generator/running_requests"][i]),
+                    "waiting": number(columns["generator/waiting_requests"][i]),
+                    "tokens_per_second": number(columns["generator/tokens_per_second"][i]),
                 },
                 "actors": {
-                    "episodes": number(steps["actor/episodes_running"][i]),
-                    "env_seconds": number(steps["actor/env_seconds"][i]),
-                    "segments_waiting": number(steps["actor/segments_waiting"][i]),
+                    "episodes": number(columns["actor/episodes_running"][i]),
+                    "env_seconds": number(columns["actor/env_seconds"][i]),
+                    "segments_waiting": number(columns["actor/segments_waiting"][i]),
                 },
             }
         )
