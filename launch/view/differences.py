@@ -28,7 +28,7 @@ def differences_page(runs: Sequence[RunFiles], indexes: Sequence[JournalIndex]) 
         "settings": rows,
         "results": [evaluations(run.evaluations) for run in runs],
         "tasks": common_tasks(indexes),
-        "packages": [run.config_text.get("versions") for run in runs],
+        "packages": [run.supervisor.get("packages") for run in runs],
     }
 
 
