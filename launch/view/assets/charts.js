@@ -206,7 +206,9 @@ export function svgFile(svg) {
 export function drawing(title, svg, rows, under) {
   svg.setAttribute("role", "group");
   svg.setAttribute("aria-label", title);
-  return figure(title, svg, { svg: () => svgFile(svg), rows, under });
+  const made = figure(title, svg, { svg: () => svgFile(svg), rows, under });
+  if (svg.viewBox.baseVal.width > 600) made.classList.add("wide");
+  return made;
 }
 
 /**
