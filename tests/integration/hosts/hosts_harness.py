@@ -50,15 +50,21 @@ process.serve_generator(GeneratorConfig(), name=a["name"], broker=a["broker"], m
 """
 
 
+def model_of_test(folder: Path) -> Path:
+    """Make a model folder with a tokenizer and one tensor, and return it."""
+    model, tokenizer = model_folder(folder)
+    (model / "config.json").write_text(json.dumps({"vocab_size": tokenizer.get_vocab_size()}))
+    save_file({"a": np.zeros(2, "f4")}, model / "model.safetensors")
+    return model
+
+
 class Hosts:
     """A run whose processes have the keys of their bundle and no others, and a learner in the test."""
 
     def __init__(self, folder: Path, journal: Path | None = None) -> None:
         self.folder, self.keys = folder, folder / "keys"
         key_files.make(self.keys)
-        model, tokenizer = model_folder(folder / "model")
-        (model / "config.json").write_text(json.dumps({"vocab_size": tokenizer.get_vocab_size()}))
-        save_file({"a": np.zeros(2, "f4")}, model / "model.safetensors")
+        model = model_of_test(folder / "model")
         (folder / "counting.py").write_text(ENV_FILE)
         self.model, self.env = model, f"{folder / 'counting.py'}:Counting"
         self.broker = Broker(self.keys, folder / "broker.log", folder=journal)

@@ -153,10 +153,9 @@ def test_the_first_command_of_the_page_on_two_hosts_works_on_an_empty_cache(tmp_
     programs = tmp_path / "bin"
     programs.mkdir()
     offbeat = programs / "offbeat"
+    small = "model.tiny.warm_start.steps=2 model.tiny.warm_start.demonstrations=16 model.tiny.layers=1"
     seen = f'| tee "{tmp_path}/seen"'
-    offbeat.write_text(
-        f'#!/bin/sh\n"{sys.executable}" -m launch.cli "$@" model.tiny.warm_start.steps=2 {seen}\n'
-    )
+    offbeat.write_text(f'#!/bin/sh\n"{sys.executable}" -m launch.cli "$@" {small} {seen}\n')
     offbeat.chmod(0o755)
     env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     # With it, as the tests have it, DeepSpeed does not warn.
