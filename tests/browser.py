@@ -4,7 +4,9 @@ import asyncio
 import base64
 import itertools
 import json
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -33,6 +35,8 @@ class Browser:
                 f"--user-data-dir={self._profile.name}", "--no-first-run", "--disable-background-networking",
                 "--disable-dev-shm-usage", "about:blank",
             ],
+            # The command is a script that starts the browser, so all of its group have to end.
+            start_new_session=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._runner = asyncio.Runner()
@@ -171,7 +175,7 @@ class Browser:
 
         self._runner.run(leave())
         self._runner.close()
-        self._process.terminate()
+        os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(10)
         assert self._process.stderr is not None
         self._process.stderr.close()
