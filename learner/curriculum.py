@@ -20,6 +20,7 @@ from learner.families.family import ChildTask
 from learner.selection import task_index
 from learner.settings.learner import EvaluationConfig, LearnerConfig
 from learner.trajectory import Trajectory
+from learner.under_way import UnderWay
 from protocol import names
 from protocol.failures import FailureCounts, failure_or_text
 from protocol.messages.episodes import Sampling, Task
@@ -59,12 +60,16 @@ class Curriculum:
     """Seed of the run, for the order of the tasks."""
     over_unseen: list[str] = field(default_factory=list)
     """Tasks that were dealt out behind the checkpoint and that the broker no longer held when `adopt` was called."""
+    under_way: UnderWay | None = None
+    """What keeps the work under way below the bound; None: the bound alone does, see `learner.under_way`."""
     _asked: list[Task] = field(default_factory=list)
     """Tasks that families have asked for and that are not put yet."""
 
     def __post_init__(self) -> None:
         if self.lineage < 0:
             self.lineage = self.epoch
+        if self.config.under_way == "needed":
+            self.under_way = UnderWay(self.config.units_per_batch)
 
     def capacity(self, lockstep: bool, steps_left: int | None = None) -> int:
         """Return how many trajectories may be under way or waiting under the lag bound.
@@ -82,7 +87,14 @@ class Curriculum:
         if config.family is not None and not lockstep:
             # A family takes a round trip for each of its groups, so fewer families keep the lag bound.
             units = max(config.units_per_batch, units // (config.family.stages + 1))
+        if self.under_way is not None and not lockstep:
+            units = self.under_way.wanted(units)
         return units * (config.first_members if self._whole_groups else 1)
+
+    @property
+    def wanted_trajectories(self) -> float | None:
+        """How many trajectories may be under way; None if nothing but the bound decides it."""
+        return None if self.under_way is None else float(self.capacity(lockstep=False))
 
     def refill(
         self, *, version: int, lockstep: bool, steps_left: int | None = None, backlog: int = 0

@@ -270,6 +270,11 @@ UPDATE = table(
             "share of trained tokens whose correction weight sits at the ceiling",
         ),
         LEARNER_STEP["learner/effective_sample_size"],
+        Gauge(
+            "learner/under_way_wanted",
+            "trajectories",
+            'how many may be under way, the batch in training among them, if learner.under_way is "needed"',
+        ),
         LEARNER_STEP["learner/policy_lag_mean_versions"],
         LEARNER_STEP["learner/policy_lag_max_versions"],
         LEARNER_STEP["learner/stale_token_fraction"],

@@ -85,6 +85,9 @@ class RecordedBatches:
         """Count the units as trained; no commit is sent."""
         self.intake.commit(0, step, trained, replayed_tokens, version)
 
+    def trained(self, *, update_s: float, step_s: float) -> None:
+        """Note nothing, because no work is under way."""
+
     def refill(self, *, step: int, version: int) -> None:
         """Put no tasks, because there are no batches beyond the recorded ones."""
 

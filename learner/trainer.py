@@ -76,6 +76,7 @@ class Batches(Protocol):
     def commit(
         self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0
     ) -> None: ...
+    def trained(self, *, update_s: float, step_s: float) -> None: ...
     def refill(self, *, step: int, version: int) -> None: ...
     def announce(self, message: PublishWeights) -> None: ...
 
@@ -158,6 +159,8 @@ class Trainer:
         else:
             self.skipped_in_a_row = 0
         self.batches.commit(units, step=self.step, version=updated, replayed_tokens=report.replayed_tokens)
+        spent = time.monotonic() - started
+        self.batches.trained(update_s=spent - waited, step_s=spent)
         if self.step < self.config.steps:
             self.batches.refill(step=self.step, version=self.version)
         self.batches.intake.check()
@@ -320,6 +323,7 @@ class Trainer:
         perhaps = {
             "learner/announce_seconds": self.publisher.announced_s,
             "learner/gpu_wait_seconds": self.gpu.waited_s,
+            "learner/under_way_wanted": intake.curriculum.wanted_trajectories,
         }
         scalars |= {name: seconds for name, seconds in perhaps.items() if seconds is not None}
         self.report.write(self.step, scalars, step_histograms(report, arrived), passed_on=intake.gauges)

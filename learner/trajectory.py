@@ -196,6 +196,8 @@ class Trajectory:
     """What the environment found in the model's text and compared; None if it does not tell. For people."""
     target: str | None = None
     """What the answer should have been."""
+    seconds: float | None = None
+    """Seconds that it took in the actor, waits and tools included; None: the actor does not measure them."""
     parent: str = ""
     """Trajectory from which the beginning of this one was taken; "" if it began from its prompt."""
 

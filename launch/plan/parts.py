@@ -121,6 +121,8 @@ class Setting:
     max_policy_lag: int = 0
     """Lag bound in versions; in lockstep, the forced lag."""
     publish_every: int = 1
+    needed: bool = False
+    """True: only as much work is under way as keeps the learner fed, see `learner.under_way`."""
     recomputes: bool = True
     shared: bool = True
     """True: learner and generators share cores; see `SharingRates`."""
@@ -155,6 +157,8 @@ class SimulatedEpisode:
     context: int = 0
     cached_at: int = -1
     """Version with which its context was last computed."""
+    taken: float = 0.0
+    """Time at which an actor took its task."""
     begun: float = 0.0
     """Count of its generator's steps when the current turn began."""
     spans: list[tuple[int, int]] = field(default_factory=list)
@@ -174,6 +178,8 @@ class SimulatedUnit:
     episodes: list[SimulatedEpisode] = field(default_factory=list)
     out: int = 0
     """Episodes that have not ended."""
+    seconds: float = 0.0
+    """How long the longest of the episodes that have ended took in its actor."""
     newest: int = -1
     """Newest version that sampled a token of the unit, known once all its episodes have ended."""
 

@@ -2,7 +2,8 @@
 
 The simulation follows the rules of the system:
 
-- The learner keeps ``(max_policy_lag + 1) * batch`` trajectories under way (`learner.intake.curriculum`).
+- The learner keeps ``(max_policy_lag + 1) * batch`` trajectories under way (`learner.curriculum`), or as few as keep it
+  fed (`learner.under_way`).
 - It trains the oldest groups first, drops groups without a token within the lag bound, and masks older tokens
   in others.
 - It hands out new tasks while it waits and after each step, not during a step.
@@ -33,6 +34,7 @@ from launch.plan.parts import (
 )
 from launch.plan.rates import MeasuredRates
 from launch.run_file.sections import RunConfig
+from learner.under_way import UnderWay
 
 
 class Simulation:
@@ -56,7 +58,8 @@ class Simulation:
         self._training: list[SimulatedUnit] = []
         self._work = SimulatedWork()
         """The learner's work."""
-        self._waiting_since = 0.0
+        self._waiting_since = self._update_began = self._step_began = 0.0
+        self._under_way = UnderWay(setting.batch_groups) if setting.needed and not setting.sync else None
         self._slow = 1.0
         self._start()
 
@@ -116,6 +119,7 @@ class Simulation:
         while self._tasks and self._actors.room:
             episode = self._tasks.popleft()
             self._actors.take(episode)
+            episode.taken = self.now
             self._ask(episode)
 
     def _ask(self, episode: SimulatedEpisode) -> None:
@@ -142,6 +146,7 @@ class Simulation:
         self._actors.finish(episode)
         group = episode.group
         group.out -= 1
+        group.seconds = max(group.seconds, self.now - episode.taken)
         if not group.out:
             group.newest = max(version for e in group.episodes for version, _ in e.spans)
             self._arrived.append(group)
@@ -211,7 +216,12 @@ class Simulation:
         setting, ledger = self._setting, self.ledger
         while self._arrived:
             group = self._arrived.popleft()
-            if random.Random(f"{setting.seed}/{group.index}").random() < self._rates.episode.filtered_groups:
+            filtered = (
+                random.Random(f"{setting.seed}/{group.index}").random() < self._rates.episode.filtered_groups
+            )
+            if self._under_way is not None:
+                self._under_way.arrived(group.seconds, trained=not filtered)
+            if filtered:
                 self._conclude(group)
                 ledger.filtered += group.tokens
             else:
@@ -230,6 +240,7 @@ class Simulation:
         self._training = self._ready[: setting.batch_groups]
         del self._ready[: setting.batch_groups]
         ledger.idle_s += self.now - self._waiting_since
+        self._update_began = self.now
         tokens = ledger.train(self._training, self.version, oldest)
         learner = self._rates.learner
         seconds = learner.step_seconds + learner.seconds_per_token * tokens + learner.publish_seconds
@@ -244,6 +255,9 @@ class Simulation:
         for group in self._training:
             self._conclude(group)
         self._training = []
+        if self._under_way is not None:
+            self._under_way.trained(self.now - self._update_began, self.now - self._step_began)
+        self._step_began = self.now
         self._refill()
         self._begin(self._rates.learner.after_seconds, self._wait)
 
@@ -271,9 +285,11 @@ class Simulation:
         del self._outstanding[group.index]
 
     def _refill(self) -> None:
-        """Make new tasks, as many as the lag bound allows."""
+        """Make new tasks, as many as the lag bound allows, or as are needed."""
         setting = self._setting
         capacity = (setting.max_policy_lag + 1) * setting.batch_groups
+        if self._under_way is not None:
+            capacity = self._under_way.wanted(capacity)
         while len(self._outstanding) < capacity:
             min_version = self.version if setting.sync else 0
             group = draw_unit(self._next_group, self._rates.episode, setting, self._between, min_version)
@@ -343,6 +359,7 @@ def setting_of(config: RunConfig) -> Setting:
         batch_groups=learner.units_per_batch,
         max_policy_lag=config.max_policy_lag,
         publish_every=learner.publish_every,
+        needed=learner.under_way == "needed",
         recomputes=config.generator.kv_on_update_used == "recomputed",
         seed=config.run.seed,
     )

@@ -186,6 +186,11 @@ def _roles(config: RunConfig) -> Iterator[str]:
     learner, sync = config.learner, config.run.mode == "sync"
     if sync and learner.publish_every != 1:
         yield f"run.mode is sync but learner.publish_every is {learner.publish_every}: lockstep needs 1"
+    if learner.under_way == "needed" and sync:
+        yield (
+            'learner.under_way is "needed" but run.mode is sync, where one batch is under way and nothing is sampled '
+            'ahead; set run.mode to "async", or under_way to "bound"'
+        )
     if learner.forced_lag and not sync:
         yield (
             f"learner.forced_lag is {learner.forced_lag} but run.mode is async, where lag is what it is; set run.mode "

@@ -385,6 +385,10 @@ class Intake:
             self._add_to_family(self.families, FamilyStage(group_id, unit_id, usable))
             return
         outcome = self.judge_group(usable)
+        if self.curriculum.under_way is not None:
+            times = [t.seconds for t in trajectories]
+            longest = max((t for t in times if t is not None), default=None)
+            self.curriculum.under_way.arrived(longest, trained=not outcome)
         if outcome:
             self.free_room(Unit(unit_id, group_id, trajectories))
             self.drop_delivery(unit_id, outcome, usable)

@@ -335,6 +335,11 @@ class BrokerSession:
         )
         self.put_tasks(tasks)
 
+    def trained(self, *, update_s: float, step_s: float) -> None:
+        """Note how long a step took, for how much work may be under way; see `UnderWay.trained`."""
+        if self.curriculum.under_way is not None:
+            self.curriculum.under_way.trained(update_s, step_s)
+
     def announce(self, message: PublishWeights) -> None:
         """Announce a new version to the broker; repeated at every join. Any thread may call this."""
         with self._announcing:

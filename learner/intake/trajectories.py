@@ -67,6 +67,7 @@ def assemble(segments: Sequence[SegmentArrays], layers: RouteLayers | None = Non
         hints=_hints_of(last),
         answer=_text_of(last, "answer"),
         target=_text_of(last, "target"),
+        seconds=_seconds_of([segment for segment, _ in ordered]),
     )
     _check_trajectory(trajectory)
     _check_counts(ordered)
@@ -74,6 +75,11 @@ def assemble(segments: Sequence[SegmentArrays], layers: RouteLayers | None = Non
     if layers is not None and len(whole.routed_token):
         _check_choices(f"trajectory {whole.trajectory_id}", whole.routed_token, whole.routed_experts, layers)
     return whole
+
+
+def _seconds_of(segments: Sequence[Segment]) -> float | None:
+    times = [time for segment in segments for time in segment.times]
+    return sum(time.waited + time.sampled + time.tools for time in times) if times else None
 
 
 def _check_sequence(segments: Sequence[Segment]) -> None:

@@ -275,6 +275,10 @@ class LearnerConfig(Section):
     max_policy_lag: int = Field(4, ge=0)
     """Largest policy lag of a token that carries gradient, in versions. It also bounds how many trajectories
     are under way. At least 0. With `publish_every` = P a token of lag L may be P L + P - 1 updates old."""
+    under_way: Literal["bound", "needed"] = "bound"
+    """How much work is under way in an asynchronous run. "bound": as much as `max_policy_lag` allows. "needed": as
+    little as keeps the learner fed, by the measured durations of groups and steps (`learner/under_way.py`), and never
+    more than "bound". Tokens are fresher then. Only with train_on = "groups" or "trajectories", without a family."""
     forced_lag: int = Field(0, ge=0)
     """Policy lag, in versions, that every batch has exactly; for experiments on staleness. At least 0; above
     0 only with run.mode = "sync" and train_on = "groups"."""
@@ -471,6 +475,12 @@ class LearnerConfig(Section):
     def contradictions(self, field: str) -> Iterator[str]:
         yield from self._batches(field)
         yield from self._hosts(field)
+        if self.under_way == "needed" and (self.family is not None or self.train_on == "windows"):
+            what = "learner.family" if self.family is not None else 'learner.train_on = "windows"'
+            yield (
+                f'{field}.under_way is "needed", which has no figures for {what}: a unit there comes in parts; take '
+                "one of them out"
+            )
         if self.forced_lag and self.train_on != "groups":
             yield (
                 f'{field}.forced_lag is {self.forced_lag} but {field}.train_on is "{self.train_on}": only whole groups '

@@ -91,9 +91,9 @@ class TurnMark(Struct, frozen=True, array_like=True):
 class TurnTime(Struct, frozen=True, array_like=True):
     """Where the time of one turn went, by the monotonic clock of the actor, in seconds.
 
-    The actor writes it in a Segment after the turn, and several of one turn add up. Neither broker nor learner reads
-    it; `offbeat journal export` shows it. Together with the broker's time of arrival it places the turn on a time line,
-    without a clock of the actor's host.
+    The actor writes it in a Segment after the turn, and several of one turn add up. The learner sums it over an
+    episode, to know how much work keeps it fed, and `offbeat journal export` shows it. Together with the broker's time
+    of arrival it places the turn on a time line, without a clock of the actor's host.
     """
 
     turn: Count

@@ -50,7 +50,7 @@ class FamilyWorld(World):
         super().__init__("groups", folder, seed, lag, family=family, trouble=True, size=size)
 
     def live(self):
-        self.session = SimpleNamespace(minor=3, policy_version=0)
+        self.session = SimpleNamespace(minor=3, policy_version=0, joined=True)
         kept = self.saved and set(range(self.saved["step"] + 1))
         self.families = {step: ids for step, ids in self.families.items() if kept and step in kept}
         super().live()

@@ -286,7 +286,11 @@ def test_the_state_for_the_checkpoint_has_no_later_groups():
 
 class Link:
     def __init__(self, minor):
-        self.session, self.sent, self.inbox = SimpleNamespace(minor=minor), [], queue.SimpleQueue()
+        self.session, self.sent, self.inbox = (
+            SimpleNamespace(minor=minor, joined=True),
+            [],
+            queue.SimpleQueue(),
+        )
 
     def send(self, message, join=None):
         self.sent.append(message)
