@@ -65,15 +65,11 @@ METHODS = {
     "covariance": {"covariance": {"low": 0.0, "share": 0.3}},
     "risk": {"advantage": {"kind": "risk", "bundle": 2}},
     "entropy_band": {"entropy": {"coefficient": 0.1, "band": {"low": 1.0, "high": 1.0, "coefficient": 1.0}}},
-    **{
-        f"trust_{name}": {
-            "surrogate": {"kind": "trust_region", "statistic": name, "bound": bound},
-            "corrections": [],
-        }
-        for name, bound in (("ratio", 0.2), ("log_square", 0.04), ("binary_tv", 0.05), ("binary_kl", 0.01))
+    "trust": {
+        "surrogate": {"kind": "trust_region", "statistic": "binary_kl", "bound": 0.01},
+        "corrections": [],
     },
     "second_moment": {"surrogate": {"kind": "second_moment"}, "corrections": []},
-    "second_moment_clip": {"surrogate": {"kind": "second_moment", "form": "clip", "low": 0.1, "high": 0.1}},
     "tail": {"surrogate": {"kind": "tail"}, "corrections": []},
     "pull": {"surrogate": {"kind": "quadratic_pull"}, "corrections": []},
     "gamma": {"surrogate": {"kind": "gamma"}, "corrections": []},

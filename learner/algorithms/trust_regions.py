@@ -171,23 +171,23 @@ def trust_region_surrogate(
 
 
 def second_moment_cut(squares: Tensor, *, budget: float) -> float:
-    r"""Return the largest (log r)² that M2PO's mask keeps, so that the mean of those kept is within the budget.
+    r"""Return a bound of (log r)² at which M2PO's mask keeps as many as have a mean within the budget.
 
     .. math:: \max \{ v_k : \tfrac{1}{k} \textstyle\sum_{i \le k} v_i \le \tau \}, \quad v_1 \le v_2 \le \dots
 
     arXiv:2510.01161: the largest are masked until the rest has a mean of at most τ. Equal values are kept or masked
-    together.
+    together. The bound lies halfway to the smallest one that is masked, so that no rounding decides.
 
     Args:
-        squares: (log r)² [N] of the tokens that `moves_away` names, all those of an optimizer step.
+        squares: (log r)² [N] of the tokens that `moves_away` names, all those of an optimizer step; above 0.
         budget: τ > 0, nats²; the paper has 0.04 for all models.
 
     Returns:
-        The largest value that is kept; infinity if all are. If even the smallest is above the budget, -1.
+        The bound, above the largest value that is kept and below the smallest that is masked; infinity if all are kept.
 
     Example:
         >>> round(second_moment_cut(torch.tensor([0.25, 0.01, 0.04]), budget=0.04), 6)
-        0.04
+        0.145
         >>> second_moment_cut(torch.tensor([0.01, 0.04]), budget=0.04)
         inf
     """
@@ -198,7 +198,7 @@ def second_moment_cut(squares: Tensor, *, budget: float) -> float:
     # The means of a sorted row never fall, so those within the budget come first.
     first_out = float(values[int((means <= budget).sum())])
     kept = values[values < first_out]
-    return float(kept[-1]) if len(kept) else -1.0
+    return (float(kept[-1]) + first_out) / 2 if len(kept) else first_out / 2
 
 
 def second_moment_cap(squares: Tensor, *, budget: float) -> float:
