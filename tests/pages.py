@@ -8,6 +8,7 @@ backticks of the sentence before. A comment in front of a block says what a read
 - `<!-- over: FILE -->`: the block is a part of a run file; it is loaded over this one.
 - `<!-- with: OVERRIDES -->`: what is appended to the commands of the block, so that they take seconds.
 - `<!-- two-hosts: WHERE -->`: tests/e2e/test_two_hosts.py runs the block.
+- `<!-- fleet: WHERE -->`: tests/e2e/test_fleet_page.py runs the block.
 - `<!-- background -->`: the command, or the program, stays while the rest of the page runs.
 - `<!-- program -->`: the file is a program, which runs in a process of its own.
 """
@@ -54,6 +55,8 @@ class Block:
         """Why the block is not run here; empty if it is."""
         if self.said("two-hosts"):
             return "tests/e2e/test_two_hosts.py runs it on two hosts, as it stands"
+        if self.said("fleet"):
+            return "tests/e2e/test_fleet_page.py runs it on a head and a host, as it stands"
         return self.said("not run")
 
     def said(self, key: str) -> str:

@@ -16,6 +16,7 @@ from launch.run_file.load import check
 from launch.supervise.crew import Crew
 from launch.supervise.supervisor import end, how_it_ended, prepare_model, supervise
 from learner import checkpoint_files
+from protocol.wanted import FILE, Wanted
 
 FAKE = Path(__file__).with_name("fake_role.py")
 ROOT = Path(__file__).parents[3]
@@ -355,3 +356,25 @@ def test_a_run_goes_back_to_an_earlier_checkpoint_once_even_if_its_learner_dies_
     for start in run.starts("learner"):
         assert "--resume" in start
         assert "--from" not in start, "a learner that goes back again would undo later steps"
+
+
+def test_a_run_grows_and_shrinks_while_it_goes_on(job):
+    run = job()
+
+    def write(generators, actors):
+        (run.folder / FILE).write_text(Wanted(generators, actors).to_json())
+
+    def scale(job):
+        write(3, 2)
+        job.until(lambda: all(map(job.beats, ("generator-2", "actor-1"))))
+        write(1, 0)
+        job.until(lambda: not any(map(job.beats, ("generator-1", "generator-2", "actor-0", "actor-1"))))
+        job.until(lambda: job.crew.names == ["broker", "learner", "generator-0"])
+        assert job.beats("generator-0")
+        write(2, 1)
+        job.until(lambda: all(map(job.beats, ("generator-1", "actor-0"))))
+
+    run.run(scale)
+    assert run.crew.restarts["generator"] == 0, "who was to leave is not started again as if it had died"
+    assert "1 generators are wanted: draining generator-1, generator-2" in run.panel.notes
+    assert len(run.starts("generator-0")) == 1

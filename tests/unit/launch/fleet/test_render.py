@@ -1,5 +1,6 @@
 """Rendered files are as the golden files have them, valid for their engines, without secrets, and safe to quote."""
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -130,6 +131,18 @@ def test_a_site_file_with_a_mistake_is_refused(tmp_path, text, words):
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):
         read_site(path)
+
+
+def test_the_page_has_a_site_file_that_can_be_read_and_explains_every_field(tmp_path):
+    page = (Path(__file__).parents[4] / "docs" / "run" / "fleet.md").read_text()
+    path = tmp_path / "site.toml"
+    path.write_text(re.search(r"```toml\n(# site.toml\n.*?)```", page, re.DOTALL)[1])
+    assert read_site(path).ssh.hosts == ("gpu7", "gpu8")
+    for engine, section in Site():
+        table = page.partition(f"| field of `[{engine}]` | meaning |")[2].partition("\n\n")[0]
+        rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("|")]
+        named = set(re.findall(r"`(\w+)`", " ".join(rows)))
+        assert named == set(type(section).model_fields), engine
 
 
 def test_the_command_writes_files_and_starts_nothing(tmp_path, capsys):
