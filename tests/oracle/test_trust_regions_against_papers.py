@@ -168,6 +168,7 @@ def test_m2po_masks_the_largest_until_the_budget_holds(seed):
     cut = second_moment_cut(doubles(values), budget=0.04)
     kept = sorted(v for v in values if v <= cut)
     assert kept == pytest.approx(slow_cut(values, 0.04))
+    assert cut > 0
     assert not kept or np.mean(kept) <= 0.04 + 1e-12
 
 
@@ -183,14 +184,14 @@ def test_m2po_caps_at_the_budget(seed):
 
 
 def test_m2po_by_hand():
-    """Of .09, .04, .01 the mean is .0467: the mask keeps .04 and .01; the cap c has (.01 + .04 + c) / 3 = .04."""
+    """Of .09, .04, .01 the mean is .0467: the mask keeps .04 and .01, with a bound halfway to .09. The cap c has
+    (.01 + .04 + c) / 3 = .04."""
     values = doubles([0.09, 0.01, 0.04])
-    assert second_moment_cut(values, budget=0.04) == pytest.approx(0.04)
+    assert second_moment_cut(values, budget=0.04) == pytest.approx(0.065)
     assert second_moment_cap(values, budget=0.04) ** 2 == pytest.approx(0.07)
-    assert second_moment_cut(doubles([0.09]), budget=0.04) == -1.0, "nothing may move away"
-    assert second_moment_cut(doubles([0.09, 0.09, 0.001]), budget=0.04) == pytest.approx(0.001), (
-        "ties go together"
-    )
+    assert second_moment_cut(doubles([0.09]), budget=0.04) == pytest.approx(0.045), "nothing may move away"
+    tied = second_moment_cut(doubles([0.09, 0.09, 0.001]), budget=0.04)
+    assert tied == pytest.approx(0.0455), "ties go together"
     assert second_moment_cut(doubles([]), budget=0.04) == math.inf
 
 
