@@ -200,7 +200,7 @@ class Found(Struct, frozen=True):
 
 
 def chosen_rate(found: Iterable[Found], task: str, row: str) -> float | None:
-    """Return the rate with the best mean over the lags of the sweep; None while the sweep is not complete.
+    """Return the rate with the best mean over the lags of the sweep; None if no rate has them all.
 
     A run that did not come to its end counts as 0.
 
@@ -208,15 +208,20 @@ def chosen_rate(found: Iterable[Found], task: str, row: str) -> float | None:
         >>> swept = [Found("t", "r", lag, SWEEP_SEED, rate, 128, 0, "", score)
         ...     for lag, rate, score in
         ...     [(0, .25, .5), (16, .25, .5), (0, 1., .9), (16, 1., .4), (0, 4., 1.), (16, 4., None)]]
-        >>> chosen_rate(swept, "t", "r"), chosen_rate(swept[:4], "t", "r")
-        (1.0, None)
+        >>> chosen_rate(swept, "t", "r"), chosen_rate(swept[:3], "t", "r"), chosen_rate([], "t", "r")
+        (1.0, 0.25, None)
     """
     scores = {
         (f.rate, f.lag): f.score or 0.0 for f in found if (f.task, f.row, f.seed) == (task, row, SWEEP_SEED)
     }
-    if any((rate, lag) not in scores for rate in RATES for lag in SWEPT_LAGS):
-        return None
-    return max(RATES, key=lambda rate: sum(scores[rate, lag] for lag in SWEPT_LAGS))
+    whole = [rate for rate in RATES if all((rate, lag) in scores for lag in SWEPT_LAGS)]
+    return max(whole, key=lambda rate: sum(scores[rate, lag] for lag in SWEPT_LAGS), default=None)
+
+
+def usual_rate(row: str) -> float:
+    """Return the rate at which a row's optimizer steps are nearest to `RATE`; its sweep begins with it."""
+    steps = optimizer_steps_per_update(algorithm_of(row)[0])
+    return min(RATES, key=lambda rate: abs(rate - steps))
 
 
 def first_stage(found: Sequence[Found], task: str, chosen: Sequence[str]) -> Iterator[Cell]:
@@ -224,8 +229,11 @@ def first_stage(found: Sequence[Found], task: str, chosen: Sequence[str]) -> Ite
 
     An early end leaves fewer seeds of all rows.
     """
-    for row, rate, lag in product(chosen, RATES, SWEPT_LAGS):
-        yield Cell(task, row, lag, SWEEP_SEED, rate)
+    usual = {row: usual_rate(row) for row in chosen}
+    for first in (True, False):
+        for row, rate, lag in product(chosen, RATES, SWEPT_LAGS):
+            if (rate == usual[row]) == first:
+                yield Cell(task, row, lag, SWEEP_SEED, rate)
     rates = {row: chosen_rate(found, task, row) for row in chosen}
     for seed, row, lag in product(FIRST_SEEDS, chosen, FIRST_LAGS):
         if (best := rates[row]) is not None:
