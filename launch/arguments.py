@@ -124,7 +124,12 @@ def add_journal(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--trajectory", action="append", help="only this one, by id; may be given several times"
     )
     take.add_argument(
-        "--format", choices=EXPORT_FORMATS, default=EXPORT_FORMATS[0], help=f"default: {EXPORT_FORMATS[0]}"
+        "--format", choices=EXPORT_FORMATS, help=f"default: {EXPORT_FORMATS[0]}; not with --trained"
+    )
+    take.add_argument(
+        "--trained",
+        action="store_true",
+        help="one line for each sampled token, with what the learner made of it; .jsonl or .parquet",
     )
     take.add_argument("--out", type=Path, required=True, help="file to write; whole or not at all")
 
@@ -246,6 +251,9 @@ def add_retrain(commands: Commands) -> None:
     retrain.add_argument("run", type=Path, help="run folder")
     retrain.add_argument("--steps", type=int, help="train only the first STEPS steps again; default: all")
     retrain.add_argument("--out", type=Path, help="folder for the model; default: RUN/retrained")
+    retrain.add_argument(
+        "--tokens", type=Path, metavar="FILE", help="write each trained token's numbers; .jsonl or .parquet"
+    )
 
 
 def add_status(commands: Commands) -> None:

@@ -131,7 +131,7 @@ def run_without_file(args: argparse.Namespace) -> int:
         case _:
             from launch.commands.retrain import retrain
 
-            retrain(args.run, steps=args.steps, out=args.out)
+            retrain(args.run, steps=args.steps, out=args.out, tokens=args.tokens)
             return 0
 
 

@@ -15,7 +15,7 @@ from learner.recorded_steps import RecordedStep
 from learner.replay.table import replay_table
 from learner.run_files import PublishedVersion
 from learner.settings.learner import LearnerConfig
-from learner.trainer import Trainer
+from learner.trainer import TokenSink, Trainer
 from learner.trajectory import Unit
 from learner.update.engine import TrainingEngine
 from learner.weight_copy import OutgoingWeights
@@ -129,6 +129,7 @@ def retrain(
     steps: Iterable[RecordedStep],
     out: Path,
     segment_tokens: int | None = None,
+    tokens: TokenSink | None = None,
 ) -> int:
     """Train a model on recorded steps and return their number.
 
@@ -142,6 +143,7 @@ def retrain(
         steps: recorded steps, from step 1 on, without gaps.
         out: folder for the trained model, as a Hugging Face folder, and for metrics, as in a run folder.
         segment_tokens: most tokens of a segment in the recorded run; see `TrainingEngine`.
+        tokens: gets what the learner made of each token; None: nobody wants it.
 
     Raises:
         CannotRetrain: a step is missing, or a unit of its batch cannot be trained.
@@ -156,7 +158,15 @@ def retrain(
     batches = RecordedBatches(settings, decoder_of_judgements(settings, engine.model))
     batches.intake.route_layers = engine.route_layers
     trainer = Trainer(
-        settings, out, engine, batches, Unpublished(), report, replay=replay_table(settings), seed=seed
+        settings,
+        out,
+        engine,
+        batches,
+        Unpublished(),
+        report,
+        replay=replay_table(settings),
+        seed=seed,
+        annotations=tokens,
     )
     try:
         for recorded in steps:

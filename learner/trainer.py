@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.algorithms.replay import self_imitation_weight
-from learner.annotations import AnnotationLog
 from learner.errors import Diverged
 from learner.idle_parts import IdleParts, named_parts
 from learner.intake.intake import Intake
@@ -28,6 +27,7 @@ from learner.settings.learner import LearnerConfig
 from learner.trajectory import RECOMMITTED, Trajectory, Unit
 from learner.update.engine import TrainingEngine
 from learner.update.report import UpdateReport, check_sampler, missing_routes
+from learner.update.token_numbers import TokenNumbers
 from learner.weight_copy import OutgoingWeights
 from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN, TOKEN_ARRAYS
 from protocol.messages.peers import PublishWeights
@@ -104,6 +104,24 @@ class Versions(Protocol):
     def check(self) -> None: ...
 
 
+class TokenSink(Protocol):
+    """Destination of what the learner made of each token: `learner.annotations.AnnotationLog`, or an export."""
+
+    def step(
+        self,
+        step: int,
+        version: int,
+        trajectories: Sequence[Trajectory],
+        numbers: TokenNumbers,
+        *,
+        applied: bool,
+        untrained: Mapping[str, list[str]],
+    ) -> None: ...
+    def settle(self) -> bool: ...
+    def rewind(self, step: int) -> None: ...
+    def close(self) -> None: ...
+
+
 @dataclass
 class Trainer:
     """The parts that a learner step needs, and the position of training."""
@@ -117,7 +135,7 @@ class Trainer:
     replay: ReplayTable[Any] | None = None
     samples: SampleLog | None = None
     """Writes what the model wrote; None: nobody wants to see it, because it was seen before."""
-    annotations: AnnotationLog | None = None
+    annotations: TokenSink | None = None
     """Writes what the learner made of each token; None: nothing does."""
     seed: int = 0
     step: int = 0

@@ -29,6 +29,7 @@ from broker.journal.writer import (
     unpack_dead_letter,
     unpack_segment,
 )
+from launch.arguments import EXPORT_FORMATS
 from launch.errors import LaunchError
 from launch.run_folder import JOURNAL
 from protocol import names
@@ -109,7 +110,12 @@ def is_complete(held: list[PlacedSegment]) -> bool:
     ].segment.status != "unfinished"
 
 
-def _arrays(folder: Path, piece: PlacedSegment) -> Arrays:
+def arrays_of(folder: Path, piece: PlacedSegment) -> Arrays:
+    """Read the arrays of a segment.
+
+    Raises:
+        JournalError: it cannot be read.
+    """
     try:
         return unpack_arrays(piece.segment.arrays, unpack_segment(read_place(folder, piece.place))[1])
     except ProtocolError as error:
@@ -122,7 +128,7 @@ def _arrays(folder: Path, piece: PlacedSegment) -> Arrays:
 def write_jsonl(folder: Path, found: dict[str, list[PlacedSegment]], file: IO[bytes]) -> None:
     """Write one line per trajectory: its fields, and its arrays with the segments joined."""
     for held in found.values():
-        file.write(msgspec.json.encode(_line(held, [_arrays(folder, piece) for piece in held])) + b"\n")
+        file.write(msgspec.json.encode(_line(held, [arrays_of(folder, piece) for piece in held])) + b"\n")
 
 
 def _line(held: list[PlacedSegment], arrays: list[Arrays]) -> dict[str, Any]:
@@ -194,7 +200,7 @@ def _data(folder: Path, wanted: list[tuple[PlacedSegment, str]]) -> Iterator[byt
     place, arrays = None, Arrays()
     for piece, name in wanted:
         if piece.place != place:
-            place, arrays = piece.place, _arrays(folder, piece)
+            place, arrays = piece.place, arrays_of(folder, piece)
         yield np.ascontiguousarray(arrays[name]).tobytes()
 
 
@@ -224,8 +230,17 @@ def run(args: argparse.Namespace) -> int:
             case "accept-loss":
                 lost = [f"accepted: {loss}" for loss in accept_losses(folder)]
                 sys.stdout.writelines(f"{line}\n" for line in lost or ["nothing is damaged"])
+            case _ if args.trained:
+                from launch.commands.tokens import export_trained
+
+                if args.format is not None:
+                    raise LaunchError(
+                        "--trained goes by the ending of --out, .jsonl or .parquet; leave --format out"
+                    )
+                sys.stdout.write(export_trained(args.run, args.out, args.trajectory) + "\n")
             case _:
-                sys.stdout.write(export(folder, args.out, args.format, args.trajectory) + "\n")
+                format_ = args.format or EXPORT_FORMATS[0]
+                sys.stdout.write(export(folder, args.out, format_, args.trajectory) + "\n")
     except JournalError as error:
         raise LaunchError(str(error)) from None
     except BrokenPipeError:

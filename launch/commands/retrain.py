@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from broker.core.records import AnyEvent, Committed, LearnerJoined, Published, TasksPut, decode_event
 from broker.errors import JournalError
@@ -23,6 +24,9 @@ from protocol.codec import decode_segment
 from protocol.messages.episodes import Deliver, Segment, Task
 from protocol.messages.peers import Hello
 from protocol.names import SegmentKey
+
+if TYPE_CHECKING:
+    from launch.commands.tokens import TrainedTokens
 
 Forks = tuple[tuple[int, int], ...]
 
@@ -226,12 +230,16 @@ def read_recording(folder: Path) -> Recording:
 DEFAULT_OUT = "retrained"
 
 
-def retrain(run: Path, *, steps: int | None, out: Path | None) -> None:
+def retrain(run: Path, *, steps: int | None, out: Path | None, tokens: Path | None = None) -> None:
     """Train again the first ``steps`` steps of a run, or all of them, and write the model to ``out``.
+
+    Args:
+        tokens: file that gets the numbers of each trained token, see `launch.commands.tokens`; None: none is written.
 
     Raises:
         ConfigError: there is no such run, ``out`` is not empty, or the steps cannot be trained again.
         RecordingError: the journal does not hold what was trained.
+        LaunchError: the file of tokens cannot be written.
     """
     if steps is not None and steps < 1:
         raise ConfigError(f"--steps {steps}: train at least one step again, or leave it out for all")
@@ -247,7 +255,14 @@ def retrain(run: Path, *, steps: int | None, out: Path | None) -> None:
     last = recorded.last if steps is None else min(steps, recorded.last)
     if not last:
         raise ConfigError(f"{run}: its journal holds no trained step; there is nothing to train again")
-    train(config, recorded.steps(last), out)
+    if tokens is None:
+        train(config, recorded.steps(last), out)
+    else:
+        from launch.commands.tokens import TrainedTokens, run_words, token_file
+
+        with token_file(tokens) as writer:
+            train(config, recorded.steps(last), out, TrainedTokens(writer, run_words(run)))
+        sys.stdout.write(f"{tokens}: {writer.rows} tokens\n")
     sys.stdout.write(f"trained {last} of {recorded.last} steps again, the model is in {out}\n")
     if last == recorded.last and (run / "model").is_dir():
         same = (
@@ -258,8 +273,16 @@ def retrain(run: Path, *, steps: int | None, out: Path | None) -> None:
         sys.stdout.write(f"its weights are {same}\n")
 
 
-def train(config: RunConfig, steps: Iterable[RecordedStep], out: Path) -> None:
+def train(
+    config: RunConfig,
+    steps: Iterable[RecordedStep],
+    out: Path,
+    tokens: "TrainedTokens | None" = None,
+) -> None:
     """Run the learner on recorded steps and write the model to ``out``.
+
+    Args:
+        tokens: gets what the learner made of each token; None: nobody wants it.
 
     Raises:
         ConfigError: the steps cannot be trained again.
@@ -277,6 +300,7 @@ def train(config: RunConfig, steps: Iterable[RecordedStep], out: Path) -> None:
             steps=steps,
             out=out,
             segment_tokens=config.actor.segment_tokens,
+            tokens=tokens,
         )
     except (CannotRetrain, FormulaError) as error:
         raise ConfigError(str(error)) from None

@@ -1,6 +1,7 @@
 """Retraining a run from its journal gives bit-equal weights. The engine is real, the rollouts are not."""
 
 import dataclasses
+import json
 import queue
 
 import numpy as np
@@ -12,6 +13,8 @@ from broker.journal.journal import Journal
 from broker.journal.writer import Kind, pack_segment
 from launch.commands import retrain as recording
 from launch.commands.retrain import same_weights
+from launch.commands.tokens import TrainedTokens, export_trained, token_file
+from launch.view.inspector import Words
 from learner.annotation_files import read_index
 from learner.annotations import AnnotationLog
 from learner.curriculum import Curriculum
@@ -315,10 +318,10 @@ def run(request, tmp_path, model):
     return play
 
 
-def train_again(folder, config, model, out, last=None):
+def train_again(folder, config, model, out, last=None, tokens=None):
     recorded = recording.read_recording(folder / "journal")
     steps = recorded.steps(last or recorded.last)
-    return retrain(config, model=model, seed=SEED, steps=steps, out=out)
+    return retrain(config, model=model, seed=SEED, steps=steps, out=out, tokens=tokens)
 
 
 def test_two_replays_and_the_run_itself_have_the_same_weights(run, model, tmp_path):
@@ -334,6 +337,74 @@ def test_a_run_whose_learner_was_killed_is_replayed_as_it_went_on(run, model, tm
     folder, config = run(kill_at=5)
     assert train_again(folder, config, model, tmp_path / "one") == config.steps
     assert same_weights(tmp_path / "one", folder / "model")
+
+
+class Listening(TrainedTokens):
+    """Writes tokens, and keeps what the learner had in its hands."""
+
+    def __init__(self, writer):
+        super().__init__(writer, Words(None))
+        self.used = {}
+        self.tokens = 0
+
+    def step(self, step, version, trajectories, numbers, **more):
+        super().step(step, version, trajectories, numbers, **more)
+        self.tokens += len(numbers.place)
+        owner = np.searchsorted(numbers.batch.starts, numbers.place, side="right") - 1
+        values = {name: numbers.trained(name) for name in FLOATS}
+        for i, (place, at) in enumerate(zip(numbers.place.tolist(), owner.tolist(), strict=True)):
+            key = step, trajectories[at].trajectory_id, place - int(numbers.batch.starts[at])
+            # A trajectory may be twice in a batch, as itself and replayed.
+            self.used.setdefault(key, []).append({name: values[name][i] for name in FLOATS})
+
+
+FLOATS = (
+    "logp_behaviour",
+    "logp_proximal",
+    "logp_current",
+    "ratio",
+    "correction",
+    "weight",
+    "advantage",
+    "entropy",
+)
+
+
+@pytest.mark.parametrize("run", ["groups", "windows"], indirect=True)
+def test_tokens_are_what_the_learner_used_bit_for_bit(run, model, tmp_path):
+    folder, config = run(kill_at=5)
+    with token_file(tmp_path / "again.jsonl") as writer:
+        listening = Listening(writer)
+        train_again(folder, config, model, tmp_path / "again", tokens=listening)
+    again = [json.loads(line) for line in (tmp_path / "again.jsonl").read_text().splitlines()]
+    assert {row["step"] for row in again} == set(range(1, config.steps + 1))
+    found = {}
+    for row in again:
+        if row["logp_current"] is not None:
+            key = row["step"], row["trajectory"], row["position"]
+            found.setdefault(key, []).append({name: np.float32(row[name]) for name in FLOATS})
+    assert found.keys() == listening.used.keys()
+    assert sum(map(len, found.values())) == listening.tokens > 100
+    for key, used in listening.used.items():
+        for one, other in zip(used, found[key], strict=True):
+            assert all(one[name].tobytes() == other[name].tobytes() for name in FLOATS), key
+    assert {row["masked"] for row in again if row["logp_current"] is None} <= {"lag", "method"}
+    assert all(
+        row["lag"] > config.max_policy_lag for row in again if row["masked"] == "lag" and not config.replay
+    )
+    # The run itself kept equal numbers, through a kill.
+    said = export_trained(folder, tmp_path / "kept.jsonl")
+    kept = [json.loads(line) for line in (tmp_path / "kept.jsonl").read_text().splitlines()]
+    assert f"{len(kept)} tokens of " in said
+    of_steps = [row | {"weight": None, "env": ""} for row in kept if row["step"] is not None]
+    expected = [row | {"weight": None, "env": "", "version": 0} for row in again]
+    order = lambda row: (row["step"], row["trajectory"], row["position"], str(row["advantage"]))  # noqa: E731
+    # The learner places versions of undone steps on its newest line, the journal has them as they were sampled.
+    assert sorted((row | {"version": 0} for row in of_steps), key=order) == sorted(expected, key=order)
+    outcomes = {row["outcome"] for row in kept if row["step"] is None}
+    # What a learner dropped behind its checkpoint, and could not say why before it was killed, is just "dropped".
+    assert outcomes <= {"uniform", "stale", "waiting", "context", "trained", "dropped"}
+    assert outcomes & {"uniform", "stale"}
 
 
 def test_other_settings_that_would_train_other_units_are_found(run, model, tmp_path):
