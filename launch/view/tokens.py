@@ -87,7 +87,9 @@ def meanings() -> dict[str, str]:
 
 def _flow(files: RunFiles, index: JournalIndex, sums: Mapping[str, Counter[str]]) -> dict[str, Any]:
     ledger = index.ledger
-    sampled = files.steps.last("generator/tokens_total")
+    # The summary counts to the very end, the metrics to their last line.
+    counts = [files.steps.last("generator/tokens_total"), (files.summary or {}).get("tokens_generated")]
+    sampled = max((float(count) for count in counts if count is not None), default=None)
     if ledger is None:
         return {"sampled": sampled, "journaled": None, "delivered": None, "outcomes": {}}
     outcomes = {

@@ -216,7 +216,7 @@ export function drawing(title, svg, rows, under) {
  */
 export function bars(title, labels, sets, { link, unit = "", names, marks = [], under } = {}) {
   const [width, height, left, base] = [480, 190, 46, 160];
-  const most = Math.max(1e-12, ...sets.flatMap((set) => set.counts.map((n) => n ?? 0)));
+  const most = Math.max(...sets.flatMap((set) => set.counts.map((n) => n ?? 0))) || 1;
   const each = (width - left - 6) / Math.max(1, labels.length);
   const thick = Math.max(1, (each - 2) / sets.length);
   const svg = s("svg", { viewBox: `0 0 ${width} ${height}` },

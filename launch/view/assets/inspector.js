@@ -64,7 +64,7 @@ function facts(page) {
 function answer(page) {
   const one = page.sample;
   return h("div", { class: "facts card" },
-    h("span", {}, h("b", {}, "reward "), num(page.reward)), Object.entries(page.rewards).map(([name, value]) => h("span", {}, h("b", {}, `${name} `), num(value))),
+    h("span", {}, h("b", {}, "reward "), num(page.reward)), Object.entries(page.rewards).map(([name, value]) => h("span", {}, h("b", {}, `reward "${name}" `), num(value))),
     h("span", {}, h("b", {}, "return trained on "), num(one?.return)), h("span", {}, h("b", {}, "mean advantage "), num(one?.advantage)),
     h("span", {}, h("b", {}, "solved "), page.correct === null ? "—" : page.correct ? "✓ yes" : "✗ no"),
     h("span", { id: "answer" }, h("b", {}, "answer "), one?.answer ?? "—"), h("span", { id: "target" }, h("b", {}, "target "), one?.target ?? "—"));

@@ -158,7 +158,7 @@ function sampleCard(one, given) {
     h("div", { class: "facts" },
       one.trajectory ? h("a", { href: address("trajectory", { run: given.run, id: one.trajectory }) }, one.task) : h("b", {}, one.task),
       fact("step", num(one.step)), fact(one.split === "heldout" ? "held-out" : "training", one.evaluation || one.chosen),
-      fact("return", num(one.return)), Object.entries(one.rewards).map(([name, value]) => fact(name, num(value))),
+      fact("return", num(one.return)), Object.entries(one.rewards).map(([name, value]) => fact(`reward "${name}"`, num(value))),
       fact("advantage", num(one.advantage)), fact("versions", one.versions ? one.versions.join("–") : "—"), fact("lag", num(one.lag)),
       fact("solved", one.correct === null ? "—" : one.correct ? "✓ yes" : "✗ no"), fact("end", one.failure || one.end),
       one.target !== null && one.target !== undefined ? [fact("answer", one.answer ?? "—"), fact("target", one.target)] : null),
