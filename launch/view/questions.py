@@ -57,10 +57,11 @@ class RunView:
     Args:
         folder: run folder.
         name: name in addresses, unique among the runs that are shown.
+        rest: how many times as long as a page took it is given again, if what it rests on has changed.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder, self.name = folder, name
+    def __init__(self, folder: Path, name: str, rest: float = REST) -> None:
+        self.folder, self.name, self._rest = folder, name, rest
         self._reader = RunReader(folder)
         self._lock = threading.Lock()
         bound = self._reader.read().bound
@@ -107,7 +108,7 @@ class RunView:
     def page(self, name: str, make: Callable[[RunFiles, JournalIndex], Any]) -> Any:
         """Return a page of the whole index; it is made anew if the journal or the metrics have grown.
 
-        A page that took long is given again for `REST` times as long, so that looking takes little from a run.
+        A page that took long is given again for some times as long, so that looking takes little from a run.
         """
         files = self.files()
         self.catch_up()
@@ -119,7 +120,7 @@ class RunView:
             if before is None or (before.seen != seen and now > before.fresh_until):
                 made = make(files, self.index)
                 took = time.monotonic() - now
-                before = self._pages[name] = _Page(seen, now + REST * took, made)
+                before = self._pages[name] = _Page(seen, now + self._rest * took, made)
             return {**before.made, "progress": asdict(self.index.progress)}
 
     def words(self, files: RunFiles) -> Words:
@@ -155,9 +156,10 @@ class Questions:
 
     Args:
         folders: run folders, each of them there.
+        rest: see `RunView`.
     """
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    def __init__(self, folders: Sequence[Path], rest: float = REST) -> None:
         self.runs: dict[str, RunView] = {}
         for folder in folders:
             name = base = folder.resolve().name
@@ -165,7 +167,7 @@ class Questions:
             while name in self.runs:
                 count += 1
                 name = f"{base} ({count})"
-            self.runs[name] = RunView(folder, name)
+            self.runs[name] = RunView(folder, name, rest)
 
     def start(self) -> None:
         """Begin to read the journals."""

@@ -345,6 +345,7 @@ def test_hostile_texts_stay_texts(browser, tmp_path):
         browser.open("/samples?step=1")
         assert "\\u{202e}gnp.exe" in browser.text()
         assert "<script>document.title='owned'</script>" in browser.text()
+        browser.go("about:blank")
     assert browser.problems == []
 
 
@@ -353,9 +354,10 @@ def test_an_exported_copy_opens_from_the_disk(browser, runs, tmp_path):
     shutil.copytree(runs["killed"], copied)
     said = export(Questions([copied, runs["demo"]]), tmp_path / "copy")
     assert "2 runs" in said
+    browser.go("about:blank")
+    browser.wait("location.href === 'about:blank'")
     browser.problems.clear()
     browser.asked.clear()
-    browser.go("about:blank")
     browser.go(f"file://{tmp_path}/copy/index.html")
     browser.wait("document.querySelector('h1') && document.getElementById('main').dataset.ready")
     for name in [*PAGES, "trajectory?id=1g5.0.0&tab=shaded"]:

@@ -52,7 +52,7 @@ def annotated(folder, *, carried_beyond=False):
 
 
 def asked(folder):
-    questions = Questions([folder])
+    questions = Questions([folder], rest=0.0)
     questions.runs[folder.name].read_all()
     return questions
 
