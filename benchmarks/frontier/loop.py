@@ -346,6 +346,9 @@ class SampledBatches:
     ) -> None:
         """Commit nothing: no broker waits."""
 
+    def trained(self, *, update_s: float, step_s: float) -> None:
+        """Note nothing: no work is under way."""
+
     def refill(self, *, step: int, version: int) -> None:
         """Put no tasks: batches are sampled when they are asked for."""
 

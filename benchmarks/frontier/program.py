@@ -16,7 +16,6 @@ import logging
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -32,10 +31,11 @@ JSON = Path("benchmarks/results/frontier.json")
 
 
 def measure(cell: Cell, *, probes: bool = True) -> Found:
-    """Run one cell. A run that ends with an error is a result, too."""
+    """Run one cell. A run that diverges is a result, too."""
     from benchmarks.frontier.loop import run_cell
     from envs.registry import make_suite
     from launch.model import prepare
+    from learner.errors import Diverged
 
     started = time.monotonic()
     config = config_of(cell)
@@ -61,8 +61,7 @@ def measure(cell: Cell, *, probes: bool = True) -> Found:
                 also_after=cell.checked_at,
                 rate_by_lag=0.0 if own is None else own.rate_by_lag,
             )
-        except Exception as error:
-            traceback.print_exc()
+        except Diverged as error:
             why = f"{type(error).__name__}: {str(error)[:200]}"
             return Found(**about, score=None, error=why, seconds=time.monotonic() - started)
     return Found(

@@ -34,7 +34,7 @@ from benchmarks.report import pyplot, save_results
 from launch.supervise.summary import apart
 from learner.update.adaptive import optimizer_steps_per_update
 
-T_90 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132}
+T_90 = {2: 2.920, 3: 2.353, 4: 2.132}
 """Quantile 0.95 of Student's t by degrees of freedom, for intervals of 90 %."""
 MISSING = "missing"
 FAILS, HOLDS = 0.7, 0.9
@@ -58,26 +58,39 @@ class Mean(NamedTuple):
 
     value: float
     half: float | None
-    """Half of the 90 % interval; None with one seed."""
+    """Half of the 90 % interval; None with fewer than three seeds, of which an interval says nothing."""
     seeds: int
+    least: float
+    most: float
 
     def __str__(self) -> str:
-        return f"{self.value:.2f}" if self.half is None else f"{self.value:.2f} ± {self.half:.2f}"
+        if self.half is not None:
+            return f"{self.value:.2f} ± {self.half:.2f}"
+        return (
+            f"{self.value:.2f} [{self.least:.2f}, {self.most:.2f}]" if self.seeds > 1 else f"{self.value:.2f}"
+        )
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """The interval, or else the least and the greatest value."""
+        if self.half is None:
+            return self.least, self.most
+        return self.value - self.half, self.value + self.half
 
 
 def mean_of(values: Sequence[float]) -> Mean | None:
     """Return the mean with the half-width of its 90 % interval; None if there is no value.
 
     Example:
-        >>> str(mean_of([0.8, 0.9, 1.0])), str(mean_of([0.5])), mean_of([])
-        ('0.90 ± 0.17', '0.50', None)
+        >>> str(mean_of([0.8, 0.9, 1.0])), str(mean_of([0.5, 0.7])), str(mean_of([0.5])), mean_of([])
+        ('0.90 ± 0.17', '0.60 [0.50, 0.70]', '0.50', None)
     """
     if not values:
         return None
-    if len(values) == 1:
-        return Mean(values[0], None, 1)
-    half = T_90[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
-    return Mean(statistics.fmean(values), half, len(values))
+    half = None
+    if len(values) > 2:
+        half = T_90[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+    return Mean(statistics.fmean(values), half, len(values), min(values), max(values))
 
 
 class Results:
@@ -337,18 +350,15 @@ def plot(results: Results, path: Path) -> None:
                 axes.plot(x, y, color="0.82", linewidth=1, zorder=1)
                 continue
             axes.plot(x, y, color=colours[row], marker="o", markersize=4, linewidth=2, zorder=3)
-            half = [mean.half or 0.0 for _, mean in lines[row]]
-            low, high = (
-                [a - b for a, b in zip(y, half, strict=True)],
-                [a + b for a, b in zip(y, half, strict=True)],
-            )
+            low, high = zip(*(mean.band for _, mean in lines[row]), strict=True)
             axes.fill_between(x, low, high, color=colours[row], alpha=0.12, linewidth=0, zorder=2)
             ends.append((y[-1], row))
         for (_, row), height in zip(ends, apart([end for end, _ in ends], LABEL_GAP), strict=True):
             place = (1.015, height / 1.02)
             axes.annotate(row, place, xycoords="axes fraction", color=colours[row], va="center", fontsize=8)
         axes.set_xscale("symlog", base=2, linthresh=4)
-        axes.set_xticks(lags, [str(lag) for lag in lags])
+        seen = sorted({lag for line in lines.values() for lag, _ in line})
+        axes.set_xticks(seen, [str(lag) for lag in seen])
         axes.set(xlabel="forced policy lag, versions", ylim=(0, 1.02))
         axes.set_title(f"{task}; in grey: the {len(ranked) - len(ends)} other rows", fontsize=9, loc="left")
         axes.grid(axis="y", alpha=0.3)
