@@ -96,7 +96,7 @@ class LongMessages:
         if self._failed >= FAILURES:
             self.trouble = (
                 f"{SHORT_ONLY}, one of {self._unproved:,} bytes did not, {self._failed} times in a row: large packets "
-                "are lost on the way to the broker; lower the MTU of this host's network device (docs/run/security.md)"
+                "are lost on the way to the broker, or the line is very slow; look at the MTU (docs/run/security.md)"
             )
         self._unproved = 0
 
