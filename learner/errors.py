@@ -9,6 +9,7 @@ LearnerError
 ├── StaleTokens         a token older than the bound was about to carry gradient (final)
 ├── Diverged            loss or gradient was not finite in too many consecutive steps (final)
 ├── LoraError           adapters cannot be put into the model (final)
+├── TeacherFailed       a teacher's server gave no log-probabilities
 ├── HostsDiffer         hosts of the learner have different settings or folders (final)
 ├── RoutesUnknown       the model's choice of experts cannot be replayed (final)
 ├── SamplerDiffers       generators sample from another policy than the learner computes (final)
@@ -77,6 +78,10 @@ class LoraError(LearnerError, ValueError):
     """Adapters cannot be put into the model; the message says why, and names the cure."""
 
     final: ClassVar[bool] = True
+
+
+class TeacherFailed(LearnerError, RuntimeError):
+    """A teacher behind a URL gave no log-probabilities; the message says why, and names the cure."""
 
 
 class HostsDiffer(LearnerError, RuntimeError):

@@ -235,6 +235,11 @@ UPDATE = table(
             "share of trained tokens whose gradient differs by 1 % or more from that of REINFORCE with weight 1",
         ),
         Gauge(
+            "learner/kl_proximal_teacher_nats",
+            "nats",
+            "k1 estimate of KL(proximal ‖ teacher), of `learner.algorithm.distillation`: what is left to learn",
+        ),
+        Gauge(
             "learner/ratio_current_proximal_mean",
             "ratio",
             "importance ratio current/proximal, mean over trained tokens",

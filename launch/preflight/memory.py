@@ -180,16 +180,17 @@ def activation_bytes(config: RunConfig, size: ModelSize, tokens: int) -> float:
 
 
 def frozen_policies(algorithm: AlgorithmConfig) -> int:
-    """Return the number of further policies that the learner holds to compare with.
+    """Return the number of further policies that the learner holds to compare with. A teacher counts as one of them.
 
     Example:
         >>> frozen_policies(AlgorithmConfig()), frozen_policies(AlgorithmConfig(kl=KlConvex()))
         (0, 2)
     """
+    taught = algorithm.distillation is not None and not algorithm.distillation.remote
     if isinstance(algorithm.kl, KlConvex):
-        return 2
+        return 2 + taught
     compared = algorithm.kl is not None and algorithm.kl.to == "reference"
-    return int(compared or algorithm.balances_trajectories)
+    return int(compared or algorithm.balances_trajectories) + taught
 
 
 def tokens_at_once(config: RunConfig) -> int:

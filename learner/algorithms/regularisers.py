@@ -42,6 +42,34 @@ def kl_k1(logp_a: Tensor, logp_b: Tensor) -> Tensor:
     return logp_a - logp_b
 
 
+def distillation_advantage(logp_teacher: Tensor, logp_proximal: Tensor, *, limit: float) -> Tensor:
+    r"""Return the advantage of each token by which a policy learns from a teacher on its own samples, [N].
+
+    .. math:: A_t = \log \pi_{teacher}(y_t) - \log \pi_{proximal}(y_t)
+
+    It is the negative of k1 of KL(proximal || teacher). As an advantage, and not as a loss, its expected gradient is
+    that of the reverse KL: :math:`-\nabla KL(\pi || \pi_{teacher})` at the proximal policy, for the token alone and not
+    for what follows it. This is the form of "On-policy distillation" (Thinking Machines, 2025, and its code in
+    tinker-cookbook) with discount 0; MiniLLM (arXiv:2306.08543) goes down the same divergence of whole sequences. No
+    gradient flows through it.
+
+    Args:
+        logp_teacher: of the sampled tokens, in nats; minus infinity where the teacher excludes one.
+        logp_proximal: of the same tokens, under the policy before the update.
+        limit: largest absolute value, in nats.
+
+    Raises:
+        ValueError: the shapes differ.
+
+    Example:
+        >>> import torch
+        >>> distillation_advantage(torch.tensor([0.5, 0.0]).log(), torch.tensor([0.25, 0.5]).log(), limit=10.0)
+        tensor([  0.6931, -10.0000])
+    """
+    check_same_shape(logp_teacher=logp_teacher, logp_proximal=logp_proximal)
+    return (logp_teacher - logp_proximal).detach().clamp(-limit, limit)
+
+
 def kl_k2(logp_a: Tensor, logp_b: Tensor) -> Tensor:
     r"""Return d²/2: biased, low variance, never negative. Shape [N].
 

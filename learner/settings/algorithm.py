@@ -15,6 +15,7 @@ from learner.settings.advantages import (
     judges_groups,
 )
 from learner.settings.corrections import CorrectionConfig, TruncatedCorrection
+from learner.settings.distillation import Distillation
 from learner.settings.surrogates import (
     ITSELF,
     BalancedSurrogate,
@@ -33,6 +34,9 @@ from learner.settings.surrogates import (
     has_void_bounds,
 )
 from protocol.section import Section
+
+UNTAUGHT = ("bounded", "regression", "trajectory_balance")
+"""Surrogates that read more of the rewards than advantages of tokens, so that no teacher can speak through them."""
 
 
 def _estimator(field: str, estimator: str) -> Iterator[str]:
@@ -250,6 +254,8 @@ class AlgorithmConfig(Section):
     entropy: EntropyBonus = EntropyBonus()
     kl: KlConfig | None = None
     """Penalty on the KL divergence from other policies."""
+    distillation: Distillation | None = None
+    """Teacher whose log-probabilities are advantages. Absent: none."""
     aggregation: AggregationConfig = "token_mean"
     """How token losses become one number. "token_mean": all tokens of the mini-batch have equal weight;
     "sequence_mean": all trajectories have equal weight; or the table of kind "fixed"."""
@@ -366,6 +372,11 @@ class AlgorithmConfig(Section):
             yield from self._needed_advantage(field, objective)
             yield from self._ratios(field, objective)
             yield from self._steps(objective)
+            if self.distillation is not None and objective.surrogate.kind in UNTAUGHT:
+                yield (
+                    f'{objective.name}.surrogate.kind is "{objective.surrogate.kind}", which reads more of the rewards '
+                    f"than advantages of tokens, so {field}.distillation would not reach it; use another surrogate"
+                )
         if self.lr_by_ess != "none" and self.proximal == "behaviour":
             yield (
                 f'{field}.lr_by_ess is "{self.lr_by_ess}" but {field}.proximal is "behaviour": all weights, and the '

@@ -433,7 +433,8 @@ class LearnerConfig(Section):
     @property
     def drops_uniform_groups(self) -> bool:
         """Whether groups without a signal are dropped: only where advantages come from the group alone."""
-        relative = judges_groups(self.algorithm.advantage)
+        # A teacher has something to say of each token, whatever the returns are.
+        relative = judges_groups(self.algorithm.advantage) and self.algorithm.distillation is None
         return self.filter_uniform_groups and self.train_on == "groups" and relative
 
     @property

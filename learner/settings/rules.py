@@ -45,6 +45,7 @@ def contradictions(learner: LearnerConfig) -> Iterator[str]:
     yield from replay_contradictions(learner)
     yield from reward_contradictions(learner)
     yield from family_contradictions(learner)
+    yield from taught_elsewhere(learner)
 
 
 def _groups(learner: LearnerConfig) -> Iterator[str]:
@@ -56,7 +57,8 @@ def _groups(learner: LearnerConfig) -> Iterator[str]:
             'has no return yet; use kind "gae", with a critic'
         )
     needs = compares_members(advantage)
-    if needs and learner.group_size == 1:
+    teacher = learner.algorithm.distillation
+    if needs and learner.group_size == 1 and (teacher is None or teacher.rewards):
         yield f'learner.group_size is 1: an advantage of kind "{kind}" is always zero then; use at least 2'
     if (needs or kind == "greedy") and learner.train_on == "trajectories":
         yield (
@@ -483,6 +485,16 @@ def family_notes(learner: LearnerConfig) -> Iterator[str]:
             f"learner.max_policy_lag is {learner.lag_bound} with families of up to {family.stages + 1} groups in a "
             "row: less than two batches are under way, so the learner waits for every batch; raise it to "
             f"{2 * family.stages + 1} if it should not"
+        )
+
+
+def taught_elsewhere(learner: LearnerConfig) -> Iterator[str]:
+    """Yield why a teacher behind a URL would be compared at another temperature than the policy's."""
+    teacher, temperature = learner.algorithm.distillation, learner.sampling.temperature
+    if teacher is not None and teacher.remote and temperature != 1.0:
+        yield (
+            f"learner.algorithm.distillation.teacher is a URL, which tells log-probabilities at temperature 1, but "
+            f"learner.sampling.temperature is {temperature:g}; set it to 1.0, or name a folder as teacher"
         )
 
 

@@ -33,6 +33,7 @@ from learner.update.micro_batches import MicroBatch
 from learner.update.objective import Adaptive, Tokens, View, make_corrections, proximal_logp
 from learner.update.policy import FrozenPolicy, Outputs
 from learner.update.ranks import sum_over_ranks
+from learner.update.teacher import RemoteTeacher
 
 
 class AdaptiveState(Struct, frozen=True, kw_only=True):
@@ -191,11 +192,12 @@ def has_group_ratio(config: AlgorithmConfig) -> bool:
 
 
 def reference_policies(config: AlgorithmConfig) -> tuple[str, ...]:
-    """Return the names of the frozen copies of the model that the objective compares with."""
+    """Return the names of the policies that the objective compares with: frozen copies of the model, and a teacher."""
+    teacher = ("teacher",) if config.distillation is not None else ()
     if isinstance(config.kl, KlConvex):
-        return ("reference", "predecessor")
+        return ("reference", "predecessor", *teacher)
     compared = config.balances_trajectories or (config.kl is not None and config.kl.to == "reference")
-    return ("reference",) if compared else ()
+    return ("reference", *teacher) if compared else teacher
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -263,6 +265,7 @@ class Scores:
     kept: Tensor | None = None
     logp_reference: Tensor | None = None
     logp_predecessor: Tensor | None = None
+    logp_teacher: Tensor | None = None
     group_ratio: Tensor | None = None
     baseline: Tensor | None = None
     balance_excess: Tensor | None = None
@@ -271,7 +274,7 @@ class Scores:
 @torch.no_grad()
 def score_mini_batches(
     forward: Forward,
-    frozen: Mapping[str, FrozenPolicy],
+    frozen: Mapping[str, FrozenPolicy | RemoteTeacher],
     batch: Batch,
     mini_batches: Sequence[Sequence[MicroBatch]],
     algorithm: AlgorithmConfig,
@@ -492,6 +495,7 @@ def chosen_tokens(
         kept=chosen(scored.kept),
         logp_reference=chosen(scored.logp_reference),
         logp_predecessor=chosen(scored.logp_predecessor),
+        logp_teacher=chosen(scored.logp_teacher),
         group_ratio=chosen(scored.group_ratio),
         baseline=chosen(scored.baseline),
         balance_excess=chosen(scored.balance_excess),

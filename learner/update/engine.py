@@ -41,6 +41,7 @@ from learner.update.lora import count_parameters, frozen_digest
 from learner.update.policy import FrozenPolicy, PolicyModule, load_policy, save_pretrained
 from learner.update.report import UpdateOutcome, UpdateReport, make_report, mean_length, token_operations
 from learner.update.routed_experts import ForcedRoutes
+from learner.update.teacher import RemoteTeacher, check_tokens
 from learner.update.updater import Updater
 from learner.weight_copy import CopyStream, OutgoingWeights, register, rounded_shapes
 
@@ -170,7 +171,9 @@ class TrainingEngine:
             engine=self.deepspeed,
             critic=self.critic,
             frozen={
-                name: FrozenPolicy(
+                name: self._load_teacher(model)
+                if name == "teacher"
+                else FrozenPolicy(
                     load_policy(model, dtype=dtype, lora=config.lora),
                     device,
                     given_routes=algorithm.routes == "behaviour",
@@ -188,6 +191,21 @@ class TrainingEngine:
             copies=self.copies,
             routes=None if algorithm.routes == "current" else ForcedRoutes(policy.lm, algorithm.routes),
         )
+
+    def _load_teacher(self, model: str) -> FrozenPolicy | RemoteTeacher:
+        """Return the teacher of `learner.algorithm.distillation`.
+
+        Raises:
+            ModelUnusable: its tokens are not those of the policy.
+        """
+        config = self.config.algorithm.distillation
+        assert config is not None
+        device = self.deepspeed.device
+        if config.remote:
+            return RemoteTeacher(config, device)
+        check_tokens(model, config.teacher)
+        module = load_policy(config.teacher, dtype=DTYPES[self.config.dtype_used])
+        return FrozenPolicy(module, device, agree=self._agree, fixed=True)
 
     @property
     def route_layers(self) -> RouteLayers | None:

@@ -19,7 +19,12 @@ from learner.algorithms.ratios import (
     product_ratio,
     truncated_correction,
 )
-from learner.algorithms.regularisers import entropy_band_penalty, kl_convex, kl_estimate
+from learner.algorithms.regularisers import (
+    distillation_advantage,
+    entropy_band_penalty,
+    kl_convex,
+    kl_estimate,
+)
 from learner.algorithms.surrogates import SurrogateValue, lag_bounds
 from learner.algorithms.tokens import Level
 from learner.algorithms.trust_regions import Statistic
@@ -31,6 +36,7 @@ from learner.settings.corrections import (
     IntervalCorrection,
     TruncatedCorrection,
 )
+from learner.settings.distillation import Distillation
 from learner.settings.formulas import OwnCorrection, OwnSurrogate
 from learner.settings.surrogates import (
     BalancedSurrogate,
@@ -89,6 +95,7 @@ class Tokens:
     entropy_signal: Tensor | None = None
     logp_reference: Tensor | None = None
     logp_predecessor: Tensor | None = None
+    logp_teacher: Tensor | None = None
     entropy_multiplier: Tensor | None = None
     """Factor of the advantage by the token's entropy."""
     kept: Tensor | None = None
@@ -144,6 +151,8 @@ class Diagnostics:
     """Advantage that the surrogate had, the factor of the token's entropy included."""
     weight: Tensor
     """Share of the token in the loss."""
+    teacher_distance: Tensor
+    """log proximal - log teacher; 0 without a teacher."""
 
 
 @dataclass(frozen=True)
@@ -547,7 +556,9 @@ def make_objective(config: AlgorithmConfig) -> Objective:
             tokens = replace(tokens, advantage=tokens.advantage - tokens.baseline)
         if tokens.entropy_multiplier is not None:
             tokens = replace(tokens, advantage=tokens.advantage * tokens.entropy_multiplier)
-        view = View(tokens, adaptive, logp_current, proximal_logp(config, tokens, logp_current))
+        logp_proximal = proximal_logp(config, tokens, logp_current)
+        tokens, distance = taught(config.distillation, tokens, logp_proximal)
+        view = View(tokens, adaptive, logp_current, logp_proximal)
         correction, truncated = correct(view)
         value, clipped = surrogate(view)
         if tokens.kept is not None:
@@ -573,9 +584,20 @@ def make_objective(config: AlgorithmConfig) -> Objective:
             correction=correction,
             advantage=tokens.advantage,
             weight=tokens.weight,
+            teacher_distance=distance,
         )
 
     return objective
+
+
+def taught(config: Distillation | None, tokens: Tokens, logp_proximal: Tensor) -> tuple[Tokens, Tensor]:
+    """Return tokens whose advantage is, or has in it, what a teacher says; and log proximal - log teacher, [N]."""
+    if config is None:
+        return tokens, torch.zeros_like(logp_proximal)
+    assert tokens.logp_teacher is not None
+    signal = distillation_advantage(tokens.logp_teacher, logp_proximal, limit=config.limit)
+    advantage = config.coefficient * signal + (tokens.advantage if config.rewards else 0.0)
+    return replace(tokens, advantage=advantage), -signal
 
 
 def proximal_logp(config: AlgorithmConfig, tokens: Tokens, logp_current: Tensor) -> Tensor:

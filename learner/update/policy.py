@@ -315,11 +315,19 @@ class FrozenPolicy:
         given_routes: whether it computes with the experts that generators chose, as the policy does that it is compared
             with. Otherwise the distance of equal weights would not be 0.
         agree: see `learner.update.devices.fuse_layers`.
+        fixed: whether its weights never change, as those of a teacher. Then checkpoints do not have them.
     """
 
     def __init__(
-        self, module: PolicyModule, device: torch.device, *, given_routes: bool = False, agree: Agree = bool
+        self,
+        module: PolicyModule,
+        device: torch.device,
+        *,
+        given_routes: bool = False,
+        agree: Agree = bool,
+        fixed: bool = False,
     ) -> None:
+        self._fixed = fixed
         self._trained = [name for name, p in module.lm.named_parameters() if p.requires_grad]
         self._module = module.requires_grad_(False).to(device)
         fuse_layers(module.lm, device, agree)
@@ -351,7 +359,9 @@ class FrozenPolicy:
             own[name].copy_(tensor)
 
     def save(self, path: Path) -> None:
-        """Write the weights, or the adapters in their place, as safetensors."""
+        """Write the weights, or the adapters in their place, as safetensors; nothing if they never change."""
+        if self._fixed:
+            return
         from safetensors.torch import save_file
 
         own = dict(self._module.lm.named_parameters())
@@ -365,6 +375,8 @@ class FrozenPolicy:
         Raises:
             FileNotFoundError: the checkpoint was written without this policy.
         """
+        if self._fixed:
+            return
         from safetensors.torch import load_file
 
         self.replace(load_file(path).items())

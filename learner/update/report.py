@@ -145,7 +145,7 @@ def limit_of(setting: float | Literal["auto"], learner: FloatType, generator: Fl
 
 DIAGNOSTICS = (
     "logp_current", "logp_proximal", "logp_behaviour", "entropy", "loss", "clipped", "truncated", "correction",
-    "advantage", "weight",
+    "advantage", "weight", "teacher_distance",
 )  # fmt: skip
 ROWS = ("seen", *DIAGNOSTICS, "value", "acted")
 """Names of the numbers recorded for every token; ``seen`` is 1 where the policy's objective was formed, ``acted`` where
@@ -176,6 +176,8 @@ class UpdateOutcome:
     """Mini-batches of one pass, because ``tokens`` holds the numbers of the last pass only."""
     critic_only: bool = False
     """True if only the critic learns in this step, so that the policy must not move."""
+    taught: bool = False
+    """Whether a teacher has scored the tokens."""
     state: AdaptiveState | None = None
     routes: float = 0.0
     """Choices of an expert that were replayed, see `learner.update.routed_experts`.
@@ -411,6 +413,8 @@ def make_report(
         numbers, ratios = _token_metrics(tokens)
         metrics |= numbers | _clip_metrics(tokens, torch.from_numpy(columns["advantage"][seen]))
         histograms |= ratios
+        if outcome.taught:
+            metrics["learner/kl_proximal_teacher_nats"] = float(tokens["teacher_distance"].mean())
     metrics |= _critic_metrics(outcome, columns)
     newest = (outcome.tokens["seen"] > 0) & (columns["lag"] == 0)
     newest &= np.repeat([is_comparable(t) for t in trajectories], batch.lengths)[batch.seen_mask]

@@ -49,6 +49,7 @@ from learner.update.policy import FrozenPolicy, Outputs, micro_batch_inputs
 from learner.update.ranks import accumulation, finish_step, sum_over_ranks, trained_weights
 from learner.update.report import TokenRecorder, UpdateOutcome
 from learner.update.routed_experts import ForcedRoutes
+from learner.update.teacher import RemoteTeacher
 from learner.weight_copy import CopyStream
 
 
@@ -63,7 +64,7 @@ class Updater:
     """DeepSpeed engine of the policy."""
     critic: Any
     """DeepSpeed engine of a separate critic; None without one."""
-    frozen: dict[str, FrozenPolicy]
+    frozen: dict[str, FrozenPolicy | RemoteTeacher]
     config: LearnerConfig
     total_steps: int
     """Learner steps of the whole run."""
@@ -137,20 +138,27 @@ class Updater:
                 break
         outcome = recorder.finish([m.micro_batches for m in mini_batches], passes=algorithm.passes)
         outcome.critic_only = self._warming_up
+        outcome.taught = algorithm.distillation is not None
         if routes is not None:
             outcome.take_routes(sum_over_ranks(routes.end_batch(), self.ranks))
         if outcome.tokens["seen"].any() and not outcome.nonfinite:
             self.state = after_update(algorithm, self.state, entropy=outcome.mean("entropy"))
         outcome.state = self.state
         if predecessor and outcome.applied:
-            self.frozen["predecessor"].replace(predecessor)
+            self._copy("predecessor").replace(predecessor)
         return outcome
 
     def _renew_reference(self, step: int) -> None:
         """Make the present policy the reference policy, if the objective changes with this step."""
         change = self.config.algorithm.reincarnation
         if change is not None and step == change.step and "reference" in self.frozen:
-            self.frozen["reference"].replace(trained_weights(self.engine))
+            self._copy("reference").replace(trained_weights(self.engine))
+
+    def _copy(self, name: str) -> FrozenPolicy:
+        """Return a frozen copy of the model."""
+        policy = self.frozen[name]
+        assert isinstance(policy, FrozenPolicy)
+        return policy
 
     def _snapshot(self) -> list[tuple[str, Tensor]]:
         return [(name, tensor.clone()) for name, tensor in trained_weights(self.engine)]
