@@ -356,8 +356,18 @@ def add_samples(commands: Commands) -> None:
         which.add_argument(f"--{name}", dest="only", action="store_const", const=name, default="", help=what)
     samples.add_argument("--heldout", action="store_true", help="only answers to held-out tasks")
     samples.add_argument("--step", type=int, help="only of this learner step, or of the evaluation after it")
-    samples.add_argument("-n", type=int, default=5, metavar="COUNT", help="most samples shown; default: 5")
-    samples.add_argument("--json", action="store_true", help="lines of JSON, for programs")
+    samples.add_argument("-n", type=int, metavar="COUNT", help="most samples shown; default: 5")
+    form = samples.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="lines of JSON, for programs")
+    form.add_argument(
+        "--inspect",
+        type=Path,
+        metavar="FOLDER",
+        help="write logs for Inspect View; all samples, unless -n says less",
+    )
+    form.add_argument(
+        "--otlp", metavar="URL", help="send spans to an OTLP receiver; all samples, unless -n says less"
+    )
 
 
 def add_eval(commands: Commands) -> None:

@@ -63,7 +63,7 @@ def parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         parser().error("--journal memory is for --in-process: other runs recover from the disk")
     if args.command in LATE_OVERRIDES:
         args.overrides = [*args.overrides, *rest]
-    if args.command == "samples" and args.n < 1:
+    if args.command == "samples" and args.n is not None and args.n < 1:
         parser().error("-n COUNT is at least 1")
     return args, rest
 
@@ -163,6 +163,8 @@ def show_samples(args: argparse.Namespace) -> int:
         step=args.step,
         count=args.n,
         as_json=args.json,
+        inspect=args.inspect,
+        otlp=args.otlp,
     )
 
 

@@ -6,28 +6,45 @@ from pathlib import Path
 
 from launch.commands.status import newest_run
 from launch.errors import ConfigError
+from launch.run_folder import JOURNAL
 from learner.samples import SAMPLES_FILE, Sample, encode_line, escaped, facts, read_samples
 
 NAMES = {"prompt": "prompt", "answer": "answer", "observation": "observed", "left_out": ""}
 INDENT = 11
+SHOWN = 5
+MAX_SENT = 1_000_000
+"""Most samples for another viewer; the files of a run hold fewer."""
 
 
 def show(
-    target: str, *, only: str = "", heldout: bool = False, step: int | None = None, count: int, as_json: bool
+    target: str,
+    *,
+    only: str = "",
+    heldout: bool = False,
+    step: int | None = None,
+    count: int | None = None,
+    as_json: bool = False,
+    inspect: Path | None = None,
+    otlp: str | None = None,
 ) -> int:
-    """Print samples of a run. Return the exit code.
+    """Print samples of a run, or hand them to another viewer. Return the exit code.
 
     Args:
         target: run folder; "": the newest run.
         only: see `chosen`.
         heldout: show answers to held-out tasks only.
         step: show samples of this learner step only; for held-out tasks, of the evaluation after it.
-        count: most samples that are printed.
+        count: most samples; None: `SHOWN`, or all for another viewer.
         as_json: print the lines of the file.
+        inspect: folder for logs of Inspect View.
+        otlp: address of a receiver of spans.
 
     Raises:
         ConfigError: there is no such run, or it has no such samples.
+        LaunchError: the folder cannot be written, or the receiver does not take the spans.
     """
+    others = inspect is not None or otlp is not None
+    count = count or (MAX_SENT if others else SHOWN)
     folder = Path(target) if target else newest_run(Path("runs"))
     if not folder.is_dir():
         raise ConfigError(f"{target!r} is not a run folder; write for example runs/NAME")
@@ -44,7 +61,15 @@ def show(
             f"none of the {len(samples)} samples of {folder} is of this kind; "
             f"they are of the steps {steps[0]} to {steps[-1]}"
         )
-    if as_json:
+    if inspect is not None:
+        from launch.commands.inspect_logs import write_inspect_logs
+
+        sys.stdout.write(write_inspect_logs(shown, inspect, folder.name) + "\n")
+    elif otlp is not None:
+        from launch.commands.otlp import send_spans
+
+        sys.stdout.write(send_spans(shown, otlp, run=folder.name, journal=folder / JOURNAL) + "\n")
+    elif as_json:
         sys.stdout.write("".join(encode_line(sample).decode("ascii") for sample in shown))
     else:
         sys.stdout.write("\n".join(block(sample) for sample in shown))
