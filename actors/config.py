@@ -59,6 +59,9 @@ class GeneratorConfig(Section):
     max_model_len: int = Field(1024, ge=8)
     """Longest prompt plus continuation, in tokens. Absent: 1024, or the model's own limit where that is smaller and
     `model.path` is a folder."""
+    evaluators: int = Field(0, ge=0)
+    """Generators, of `count`, that answer evaluation tasks alone: `generator-0` and so on. Training goes on meanwhile,
+    and each keeps the evaluated version until the evaluation is over. 0: the learner stands during evaluations."""
     max_num_seqs: int = Field(128, ge=1)
     """Requests that the engine runs at the same time."""
     kv_cache_mb: int = Field(128, ge=16)
@@ -132,5 +135,12 @@ class GeneratorConfig(Section):
                 f"{field}.weights_http is {relay}, but {field}.count is {self.count}: one port cannot serve several "
                 "processes; use port 0"
             )
+        if self.evaluators and self.evaluators >= self.count:
+            yield (
+                f"{field}.evaluators is {self.evaluators} of {field}.count = {self.count} generators, so that none is "
+                f"left for training; raise {field}.count"
+            )
+        if self.evaluators and self.backend == "http":
+            yield f'{field}.evaluators needs {field}.backend = "vllm": a server run by others keeps no version'
         if self.backend == "http" and not self.url:
             yield f'{field}.backend is "http" but {field}.url is empty; name the server, e.g. http://127.0.0.1:8000'

@@ -281,6 +281,7 @@ class TurnSampler:
             min_policy_version=min_version,
             stop_token_ids=self._text.eos_ids,
             preferred=preferred,
+            evaluates=self._task.purpose == "eval",
             routes_from=routed if self._task.sampling.routes else None,
         )
 

@@ -41,6 +41,8 @@ class TurnRequest:
     preferred: str = ""
     begun: int = 0
     """Tokens at the end of ``prompt`` that belong to this turn already. They change the seed."""
+    evaluates: bool = False
+    """True for a turn of an evaluation task, which generators that only evaluate answer, where there are some."""
     routes_from: int | None = None
     """First token of ``prompt`` whose experts are not known; None: nobody wants to know them."""
 
@@ -399,7 +401,9 @@ class GeneratorPool:
         received: list[Sampled] = []
         preferred, failures = request.preferred, list[str]()
         while len(failures) < MAX_ATTEMPTS:
-            generator = await self._choose_generator(preferred, after_failure=bool(failures))
+            generator = await self._choose_generator(
+                preferred, after_failure=bool(failures), evaluates=request.evaluates
+            )
             try:
                 async with aclosing(self._stream_answer(generator, request, received)) as stream:
                     async for sampled in stream:
@@ -437,7 +441,7 @@ class GeneratorPool:
     def _note_change(self) -> None:
         """Wake the turns that wait for a generator, and call ``on_change``."""
         generators = self._generators.values()
-        self._served = any(generator.serves for generator in generators) and (
+        self._served = any(g.serves and not g.info.evaluates for g in generators) and (
             self._served or not any(generator.settles for generator in generators)
         )
         self._changed.set()
@@ -457,10 +461,22 @@ class GeneratorPool:
             if self._generators.get(generator.info.peer) is generator:
                 del self._generators[generator.info.peer]
 
-    async def _choose_generator(self, preferred: str, *, after_failure: bool) -> GeneratorConnection:
+    def _usable(self, *, evaluates: bool) -> list[GeneratorConnection]:
+        """Return the generators that may answer a turn now.
+
+        Where the broker lists generators that only evaluate, they answer all turns of evaluation tasks and no others:
+        any other generator would sample with a newer version.
+        """
+        listed = [g for g in self._generators.values() if not g.leaving]
+        apart = evaluates and any(g.info.evaluates for g in listed)
+        return [g for g in listed if g.lets_in and g.info.evaluates == apart]
+
+    async def _choose_generator(
+        self, preferred: str, *, after_failure: bool, evaluates: bool = False
+    ) -> GeneratorConnection:
         until = self._clock() + NO_GENERATOR_S
         while True:
-            usable = [g for g in self._generators.values() if g.lets_in]
+            usable = self._usable(evaluates=evaluates)
             if usable:
                 break
             changed = self._changed

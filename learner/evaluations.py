@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from learner.checkpoint_files import verify_latest
 from learner.curriculum import Curriculum
 from learner.errors import Stopped
-from learner.intake.evaluation import Evaluator, measure
+from learner.intake.evaluation import (
+    EvaluationResult,
+    Evaluator,
+    EvaluatorBeside,
+    measure,
+    result_of,
+    sampled_by,
+)
 from learner.intake.session import BrokerSession
 from learner.metrics import Report
 from learner.process import SharedGpu, Stop, end_by_error, end_of_run, join, lead, leave
@@ -20,7 +27,9 @@ from learner.publisher import Publisher
 from learner.run_files import CHECKPOINTS, PID_FILE, RESULT, find_start
 from learner.sample_log import SampleLog
 from learner.settings.learner import LearnerConfig
+from learner.trajectory import Trajectory
 from protocol.files import write_whole
+from protocol.messages.episodes import Task
 from protocol.messages.fields import RunEnd
 from protocol.processes import lock_of_environment
 from protocol.session import Progress
@@ -85,6 +94,23 @@ def full_name(tag: str, name: str) -> str:
 
 
 @dataclass
+class UnderWay:
+    """An evaluation that generators of its own answer while the learner trains."""
+
+    tag: str
+    name: str
+    """Name of the set."""
+    step: int
+    """Learner steps done when it began."""
+    version: int
+    """Policy version that is evaluated."""
+    tasks_name: str
+    tasks: list[Task]
+    again: bool = False
+    """True if it is repeated, because too many answers never ran or were not sampled by its version."""
+
+
+@dataclass
 class Evaluations:
     """Evaluates sets of held-out tasks; each result is reported, recorded, and kept with a few samples."""
 
@@ -97,6 +123,11 @@ class Evaluations:
     """True if the names of tasks have the step in them, because a set is evaluated several times."""
     records: list[dict[str, Any]] = field(default_factory=list)
     """One record for each evaluation of a set, in their order; they are part of the summary and of checkpoints."""
+    beside: EvaluatorBeside | None = None
+    """Runs evaluations while the learner trains; None: the learner stands meanwhile."""
+    under_way: list[UnderWay] = field(default_factory=list)
+    """Evaluations that are not over. All of them have one version."""
+    _repeat: list[UnderWay] = field(default_factory=list)
 
     @property
     def first_set(self) -> str:
@@ -116,16 +147,92 @@ class Evaluations:
             NoData: nothing arrived within the deadline.
             Stopped: the run was asked to end, not by its time limit.
         """
-        full = full_name(tag, name)
-        tasks = f"{full} {step}" if self.numbered else full
+        began, tasks = time.monotonic(), self._tasks_name(tag, name, step)
         result, episodes = measure(self.session, tasks, self.config.evaluation_sets[name], version=version)
-        self.records.append(result.record(tag=tag, step=step, policy_version=version, name=name))
+        self._note(tag, name, step, version, result, episodes, stood_s=time.monotonic() - began)
+
+    def _tasks_name(self, tag: str, name: str, step: int) -> str:
+        full = full_name(tag, name)
+        return f"{full} {step}" if self.numbered else full
+
+    def _note(
+        self,
+        tag: str,
+        name: str,
+        step: int,
+        version: int,
+        result: EvaluationResult,
+        episodes: Sequence[Trajectory | None],
+        *,
+        stood_s: float,
+    ) -> None:
+        """Record and report a result. ``stood_s``: seconds for which the learner stood."""
+        full = full_name(tag, name)
+        record = result.record(tag=tag, step=step, policy_version=version, name=name)
+        self.records.append(record | {"stood_seconds": round(stood_s, 3)})
         if self.samples is not None:
             # Before the metrics: whoever reads of the evaluation there finds its samples.
             written = self.samples.evaluation(step, version, full, episodes)
             self.report.write_samples(step, [*written, *self.samples.of_last_step])
         self.report.write(step, result.scalars(name))
         log.info("evaluation %s: %s", full, result.sentence())
+
+    # --- while the learner trains ---
+
+    def begin(self, tag: str, name: str, *, step: int, version: int, again: bool = False) -> None:
+        """Put the tasks of a set, which generators that only evaluate answer with this version.
+
+        A version that is not announced yet is waited for by the requests, and not by the learner.
+        """
+        assert self.beside is not None
+        tasks_name = self._tasks_name(tag, name, step) + (" again" if again else "")
+        tasks = self.beside.begin_evaluation(tasks_name, self.config.evaluation_sets[name], version=version)
+        self.under_way.append(UnderWay(tag, name, step, version, tasks_name, tasks, again))
+        log.info("evaluation %s of version %d begins beside training", full_name(tag, name), version)
+
+    def take_ended(self, *, step: int, version: int, stood_s: float = 0.0) -> list[UnderWay]:
+        """Record the evaluations that are over, and return them.
+
+        One of which too many answers never ran, or were sampled by a different version, is repeated once, when no other
+        one is under way.
+
+        Args:
+            step: learner steps done now, for a repetition.
+            version: newest policy version, for a repetition.
+            stood_s: seconds for which the learner stood for them.
+        """
+        assert self.beside is not None
+        ended, repeated = list[UnderWay](), list[UnderWay]()
+        for one in [one for one in self.under_way if not self.beside.evaluation_out(one.tasks)]:
+            self.under_way.remove(one)
+            of = self.config.evaluation_sets[one.name]
+            episodes = sampled_by(one.version, self.beside.end_evaluation(one.tasks))
+            result = result_of(episodes, of)
+            if result.missing and not one.again:
+                log.warning("evaluation %s is repeated: %s", one.tasks_name, result.sentence())
+                repeated.append(one)
+                continue
+            self._note(one.tag, one.name, one.step, one.version, result, episodes, stood_s=stood_s)
+            ended.append(one)
+        self._repeat += repeated
+        if not self.under_way:
+            waiting, self._repeat = self._repeat, []
+            for one in waiting:
+                self.begin(one.tag, one.name, step=step, version=version, again=True)
+        return ended
+
+    @property
+    def pending(self) -> list[dict[str, Any]]:
+        """Sets and steps of the evaluations that are not over, as records have them."""
+        return [{"set": one.name, "step": one.step} for one in [*self.under_way, *self._repeat]]
+
+    def give_up(self) -> None:
+        """Forget the evaluations that are not over, because the run ends."""
+        assert self.beside is not None
+        for one in self.under_way:
+            self.beside.end_evaluation(one.tasks)
+            log.info("evaluation %s left out, because the run ends", full_name(one.tag, one.name))
+        self.under_way, self._repeat = [], []
 
 
 def run_evaluation(

@@ -56,6 +56,7 @@ def run_learner(
     generator_dtype: FloatType = "float32",
     trackers: Sequence[TrackerName] = ("tensorboard",),
     tracked: TrackedRun | None = None,
+    evaluates_beside: bool = False,
     connect: Callable[..., BlockingLink] = ThreadLink,
 ) -> None:
     """Train until done, then write ``run_dir/result.json``. Blocks; SIGTERM ends it with a checkpoint.
@@ -68,6 +69,7 @@ def run_learner(
         no_capacity_s: longest wait while no generator serves or no actor is there, in seconds.
         generator_dtype: float type in which generators compute, for the comparison of their log-probabilities.
         trackers: names of the trackers that get the report, see `learner.trackers`.
+        evaluates_beside: whether generators that only evaluate answer evaluation tasks while training goes on.
         tracked: how they show the run; None: by the name of its folder, without settings.
         connect: makes the connection to the broker.
 
@@ -103,6 +105,7 @@ def run_learner(
     report = Report(run_dir, sinks=open_trackers(trackers, tracked or TrackedRun(run, run_dir)))
     training = wire(config, run_dir, engine, session, publisher, gpu, report, seed=seed)
     sampled = "bfloat16" if config.publish_dtype == "bfloat16" else generator_dtype
+    training.evaluations.beside = session if evaluates_beside else None
     training.trainer.sampler_limit = limit_of(config.sampler_gap, config.dtype_used, sampled)
     progress.run = training
     train(training, publisher, begin)

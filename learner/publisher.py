@@ -92,6 +92,9 @@ class Publisher:
         """Seconds from the beginning of the newest announced version's publication until it was announced."""
         self.stood_s = 0.0
         """Seconds that the learner stood for the newest version, the wait for the version before included."""
+        # Invariant: the learner's thread writes this, and the thread of a version reads it.
+        self.pinned: int | None = None
+        """Version that stays besides the newest ones, because an evaluation needs it."""
         self._run, self._epoch, self._keep = run, epoch, keep
         self._url, self._register = url, register
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -221,7 +224,7 @@ class Publisher:
         The thread of the version does this, because deleting and allocating each take about as long as writing a
         version. If the next version comes before the allocation begins, it allocates its own memory.
         """
-        retire(self.folder, self._keep)
+        retire(self.folder, self._keep, also=self.pinned)
         if self._next_version_due.wait(nbytes / GENERATORS_BYTES_PER_S):
             return
         try:

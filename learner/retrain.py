@@ -101,6 +101,7 @@ class Unpublished:
     def __init__(self) -> None:
         self.stood_s, self.announced, self.published = 0.0, 0, PublishedVersion()
         self.announced_s: float | None = None
+        self.pinned: int | None = None
 
     def publish(
         self,

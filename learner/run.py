@@ -1,6 +1,7 @@
 """A training run: start or resume, learner steps, evaluations, checkpoints."""
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 AFTER = "after"
 """Tag of the evaluation at the end."""
+CANDIDATE = "candidate"
+"""Folder in the run folder: the model that is being evaluated beside training."""
 REPLAY_FILE = "replay.msgpack"
 OPEN_FILE = "open.msgpack"
 SLOWEST_BYTES_PER_S = 50e6
@@ -190,6 +193,37 @@ class Checkpoints:
         if not trainer.config.checkpoint_every:
             self.remove_models()
 
+    def write_candidate(self) -> None:
+        """Write the model whose evaluation begins now; training goes on, so that it would be gone at the end."""
+        self.remove_candidate()
+        self.write_model(self._candidate)
+
+    def keep_candidate_if_best(self, step: int) -> None:
+        """Keep the candidate as the best model if the newest evaluation says so, else delete it.
+
+        Args:
+            step: learner step at which the evaluation began.
+        """
+        trainer, evaluations = self._trainer, self._evaluations
+        best = run_files.newest_is_best(trainer.run_dir, evaluations.records, evaluations.first_set)
+        if best and self._candidate.is_dir():
+            folder = run_files.best_model(trainer.run_dir, step)
+            folder.parent.mkdir(exist_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            self._candidate.replace(folder)
+            log.info("the best model so far is %s", folder)
+            if not trainer.config.checkpoint_every:
+                self.remove_models()
+        self.remove_candidate()
+
+    def remove_candidate(self) -> None:
+        """Delete a model whose evaluation is over, or of which a crash lost the evaluation."""
+        shutil.rmtree(self._candidate, ignore_errors=True)
+
+    @property
+    def _candidate(self) -> Path:
+        return self._trainer.run_dir / CANDIDATE
+
     def remove_models(self) -> None:
         """Delete models of steps that this process does again, and models that are no longer the best."""
         trainer, evaluations = self._trainer, self._evaluations
@@ -236,6 +270,7 @@ class Checkpoints:
         trainer.report.rewind(trainer.step)
         if trainer.annotations is not None:
             trainer.annotations.rewind(trainer.step)
+        self.remove_candidate()
         self.remove_models()
         if trainer.samples is not None:
             records = self._evaluations.records
@@ -292,6 +327,7 @@ class TrainingRun:
             self.ended_by = str(reason)
             log.info("training ends at step %d: %s", trainer.step, reason)
             trainer.write_first_group()
+        self.finish_evaluations()
         self.checkpoints.save_if_behind()
         if self.ended_by in ("all steps done", TIME_LIMIT) or self.ended_by.startswith(SOLVED):
             for name in trainer.config.evaluation_sets:
@@ -321,10 +357,53 @@ class TrainingRun:
         self.checkpoints.save_if_wanted()
 
     def evaluate_what_is_due(self) -> None:
-        """Evaluate each set before the first step and every so many steps."""
-        due = evaluations_due(self.trainer.config, self.evaluations.records, self.trainer.step)
+        """Evaluate each set before the first step and every so many steps.
+
+        Generators that only evaluate do it while the learner trains, where there are some. At most one evaluation is
+        under way: the learner waits for it before it begins the next one, because a generator has one version.
+        """
+        trainer, evaluations = self.trainer, self.evaluations
+        if evaluations.beside is not None:
+            self.take_evaluations()
+        due = evaluations_due(trainer.config, [*evaluations.records, *evaluations.pending], trainer.step)
+        if due and evaluations.pending:
+            self.finish_evaluations()
         for tag, name in due:
-            self.evaluate(tag, name)
+            if evaluations.beside is None:
+                self.evaluate(tag, name)
+            else:
+                self.begin_evaluation(tag, name)
+
+    def begin_evaluation(self, tag: str, name: str) -> None:
+        """Begin an evaluation beside training, and keep its version and, for the best model, its weights."""
+        trainer, evaluations = self.trainer, self.evaluations
+        trainer.publisher.pinned = trainer.version
+        if trainer.config.keep_best and trainer.step and name == evaluations.first_set:
+            self.checkpoints.write_candidate()
+        evaluations.begin(tag, name, step=trainer.step, version=trainer.version)
+
+    def take_evaluations(self, stood_s: float = 0.0) -> None:
+        """Record the evaluations beside training that are over."""
+        trainer, evaluations = self.trainer, self.evaluations
+        for ended in evaluations.take_ended(step=trainer.step, version=trainer.version, stood_s=stood_s):
+            if ended.name == evaluations.first_set and not ended.again:
+                self.checkpoints.keep_candidate_if_best(ended.step)
+        pinned = [one.version for one in evaluations.under_way]
+        trainer.publisher.pinned = min(pinned, default=None)
+
+    def finish_evaluations(self) -> None:
+        """Wait for the evaluations beside training. A run that is asked to end leaves them out."""
+        evaluations = self.evaluations
+        while evaluations.beside is not None and evaluations.under_way:
+            one, began = evaluations.under_way[0], time.monotonic()
+            try:
+                evaluations.beside.await_evaluation(one.tasks_name, one.tasks)
+            except Stopped as reason:
+                log.info("%s", reason)
+                evaluations.give_up()
+                break
+            self.take_evaluations(time.monotonic() - began)
+        self.checkpoints.remove_candidate()
 
     def evaluate(self, tag: str, name: str = "") -> None:
         """Run the held-out tasks of a set with the newest version, and record what comes of them.

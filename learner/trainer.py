@@ -91,6 +91,8 @@ class Versions(Protocol):
     announced: int
     """Newest version that this process has announced."""
     published: PublishedVersion
+    pinned: int | None
+    """Version that an evaluation under way needs, so that it is kept; None: no one does."""
 
     def publish(
         self,

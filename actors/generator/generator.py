@@ -25,9 +25,11 @@ from actors.generator.weights.cache import Cache, cache_folder
 from actors.generator.weights.staging import (
     Announced,
     NewestWins,
+    PinnedVersions,
     Stage,
     VersionPace,
     WeightUpdater,
+    evaluates_here,
     shared_memory,
 )
 from protocol.codec import AnyMessage
@@ -147,6 +149,7 @@ class Generator:
         self._failure = self._orphaned = ""
         self._run_is_over = False
         self._serving = Serving(engine, config, facts, on_failure=self._fail)
+        self._pinned = PinnedVersions() if evaluates_here(config.evaluators, name) else None
         self._updater = WeightUpdater(
             engine,
             NewestWins(),
@@ -238,6 +241,7 @@ class Generator:
             restarts=told.restarts,
             died=told.died,
             digest=told.digest,
+            evaluates=self._pinned is not None,
         )
 
     def _joined(self) -> None:
@@ -250,6 +254,7 @@ class Generator:
             self._link.session.joins == 1
             and welcome.policy_version > self._engine.version
             and not self._engine.frozen
+            and self._pinned is None
         ):
             # A generator that joins late samples no token before it has caught up with the run.
             self._serving.catch_up_with(welcome.policy_version)
@@ -257,11 +262,13 @@ class Generator:
     def _from_broker(self, message: AnyMessage, _: list[bytes]) -> None:
         match message:
             case WeightsReady():
-                self._updater.offer(
-                    Announced(
-                        message.epoch, message.version, message.manifest, tuple(message.sources), message.root
-                    )
+                announced = Announced(
+                    message.epoch, message.version, message.manifest, tuple(message.sources), message.root
                 )
+                if self._pinned is None:
+                    self._updater.offer(announced)
+                else:
+                    self._pinned.announced(announced)
             case ActorKeys() if self._actors is not None:
                 self._actors.admit(message.public_keys)
             case Drain():
@@ -292,6 +299,10 @@ class Generator:
 
     def _tick(self) -> None:
         now = time.monotonic()
+        if self._pinned is not None:
+            lowest = self._serving.book.lowest_wanted
+            if wanted := self._pinned.wanted(lowest, in_service=self._engine.version):
+                self._updater.offer(wanted)
         if math.isfinite(self._leave_by):
             needed = self._serving.needed(now)
             if not needed or now >= self._leave_by:

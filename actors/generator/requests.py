@@ -210,6 +210,11 @@ class RequestBook:
         self._start(key, now)
         return True
 
+    @property
+    def lowest_wanted(self) -> int | None:
+        """Earliest version that a held request waits for; None if none is held."""
+        return min((max(held.min_version, self.gate) for held in self._held.values()), default=None)
+
     def start_held(self, *, version: int, now: float) -> list[str]:
         """Start the held requests that may run now that ``version`` is in service. Return their keys."""
         ready = [key for key, held in self._held.items() if max(held.min_version, self.gate) <= version]

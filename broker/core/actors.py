@@ -5,7 +5,7 @@ actors they admit, which weights they load.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
@@ -133,7 +133,8 @@ class GeneratorList:
         if not self.is_changed or now < self._not_before:
             return []
         healthy = self._peers.healthy_generators(now, self._stall_s)
-        behind = {info.peer for info in healthy if self._is_behind(info.peer, now)}
+        # Who evaluates keeps a version on purpose.
+        behind = {info.peer for info in healthy if not info.evaluates and self._is_behind(info.peer, now)}
         self._seen = {info.peer: (info.endpoint, info.public_key, info.peer in behind) for info in healthy}
         # Where all are beyond the bound, none is worse than the others.
         marked = behind if len(behind) < len(healthy) else set()
@@ -144,13 +145,20 @@ class GeneratorList:
             if name not in self.offered or _unversioned(info) != _unversioned(self.offered[name])
         }
         gone = self.offered.keys() - offered.keys()
+        everybody = _evaluators(self.offered) != _evaluators(offered)
         self.is_changed, self.offered = False, offered
-        lists = self._lists(altered, gone)
+        lists = self._lists(altered, gone, everybody=everybody)
         self._not_before = now + sum(len(actors) * _nbytes(infos) for actors, infos in lists) / MAX_BYTES_S
         return lists
 
-    def _lists(self, altered: set[str], gone: Set[str]) -> list[tuple[list[str], list[GeneratorInfo]]]:
-        """Return the new lists after these generators have come or changed, and those are gone."""
+    def _lists(
+        self, altered: set[str], gone: Set[str], *, everybody: bool
+    ) -> list[tuple[list[str], list[GeneratorInfo]]]:
+        """Return the new lists after these generators have come or changed, and those are gone.
+
+        Args:
+            everybody: whether a generator that all actors have is among them.
+        """
         before = self._subsets
         self._follow(altered, gone)
         if self._subsets is None:
@@ -159,6 +167,8 @@ class GeneratorList:
             return [(list(self._actors), self._list_of(""))] if changed else []
         due = self._subsets.take_changed() if before is not None else set(self._actors)
         due |= {actor for actor in self._actors if altered.intersection(self._subsets.of(actor))}
+        if everybody:
+            due = set(self._actors)
         lists = [([actor], self._list_of(actor)) for actor in self._actors if actor in due]
         cut = any(len(infos) < len(self._subsets.of(actor)) for (actor,), infos in lists)
         if cut or self.unused:
@@ -173,15 +183,17 @@ class GeneratorList:
         elif self._subsets is None:
             self._subsets = Subsets()
             for name in self.offered:
-                self._subsets.add_generator(name, self._host_of(name))
+                if not self._evaluates(name):
+                    self._subsets.add_generator(name, self._host_of(name))
             for actor, host in self._actors.items():
                 self._subsets.add_actor(actor, host)
             self._subsets.take_changed()
         else:
             for name in gone:
-                self._subsets.remove_generator(name)
+                if name in self._subsets:
+                    self._subsets.remove_generator(name)
             for name in altered:
-                if name not in self._subsets:
+                if name not in self._subsets and not self._evaluates(name):
                     self._subsets.add_generator(name, self._host_of(name))
 
     def _host_of(self, generator: str) -> str:
@@ -192,11 +204,21 @@ class GeneratorList:
         """Return the list of an actor, as far as one message holds it."""
         if self._subsets is None:
             return self._peers.fitting(list(self.offered.values()))
+        # Every actor needs those that evaluate, which are few.
+        evaluators = [info for info in self.offered.values() if info.evaluates]
         chosen = (self.offered.get(name) for name in self._subsets.of(actor))
-        return self._peers.fitting([info for info in chosen if info is not None])
+        return self._peers.fitting([*evaluators, *(info for info in chosen if info is not None)])
+
+    def _evaluates(self, name: str) -> bool:
+        return name in self.offered and self.offered[name].evaluates
 
     def _is_behind(self, name: str, now: float) -> bool:
         return now - self._behind_since.get(name, now) >= BEHIND_S
+
+
+def _evaluators(offered: Mapping[str, GeneratorInfo]) -> list[GeneratorInfo]:
+    """Return the generators that only evaluate, without their versions."""
+    return [_unversioned(info) for info in offered.values() if info.evaluates]
 
 
 def _nbytes(infos: Sequence[GeneratorInfo]) -> int:

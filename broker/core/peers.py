@@ -213,6 +213,7 @@ class Peers:
                 endpoint=peer.hello.endpoint,
                 policy_version=peer.heartbeat.policy_version,
                 public_key=peer.hello.public_key,
+                evaluates=peer.hello.evaluates,
             )
             for peer in self.of("generator")
             if peer.may_serve(now, stall_s)

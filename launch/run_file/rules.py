@@ -196,6 +196,11 @@ def _roles(config: RunConfig) -> Iterator[str]:
             f"learner.forced_lag is {learner.forced_lag} but run.mode is async, where lag is what it is; set run.mode "
             'to "sync", or forced_lag to 0'
         )
+    if config.generator.evaluators and sync:
+        yield (
+            f"generator.evaluators is {config.generator.evaluators} but run.mode is sync, where nothing goes on beside "
+            "an evaluation; set it to 0"
+        )
     yield from routes_untold(config)
     yield from sleep_impossible(config)
 

@@ -12,6 +12,7 @@ from learner.gauges import HELDOUT_REWARD, evaluation_tag
 from learner.settings.learner import EvaluationConfig
 from learner.trajectory import Trajectory
 from protocol.failures import FailureCounts, failure_or_text
+from protocol.messages.episodes import Task
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,26 @@ class Evaluator(Protocol):
     """Runs the episodes of an evaluation: a `BrokerSession`, or a script in a test."""
 
     def evaluate(self, tag: str, of: EvaluationConfig, *, version: int) -> list[Trajectory | None]: ...
+
+
+class EvaluatorBeside(Evaluator, Protocol):
+    """Runs episodes of evaluations while the learner trains: a `BrokerSession`, or a script in a test."""
+
+    def begin_evaluation(self, tag: str, of: EvaluationConfig, *, version: int) -> list[Task]: ...
+    def evaluation_out(self, tasks: Sequence[Task]) -> int: ...
+    def await_evaluation(self, tag: str, tasks: Sequence[Task]) -> None: ...
+    def end_evaluation(self, tasks: Sequence[Task]) -> list[Trajectory | None]: ...
+
+
+def sampled_by(version: int, episodes: Sequence[Trajectory | None]) -> list[Trajectory | None]:
+    """Return the answers of which ``version`` sampled every token, and None in place of the others.
+
+    A number of two versions would be a number of none.
+    """
+    return [
+        t if t is not None and bool((t.policy_version[t.action_mask] == version).all()) else None
+        for t in episodes
+    ]
 
 
 @dataclass(frozen=True)

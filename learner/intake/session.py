@@ -164,7 +164,7 @@ class BrokerSession:
         self._announced: PublishWeights | None = None
         self._checkpointed: Checkpointed | None = None
         self._evaluating: list[Task] = []
-        """Tasks of the evaluation in progress."""
+        """Tasks of the evaluations in progress."""
         self._committed_step = self._covered_step = step
         """Newest learner step of a Commit, and newest one that a checkpoint covers."""
         # What the broker holds, which it lists after each join.
@@ -227,11 +227,34 @@ class BrokerSession:
             NoData: nothing arrived within the deadline.
             Stopped: the run was asked to end, not by its time limit.
         """
-        self._evaluating = tasks = self.curriculum.evaluation(tag, version, of)
+        tasks = self.begin_evaluation(tag, of, version=version)
+        try:
+            self.await_evaluation(tag, tasks)
+        finally:
+            answers = self.end_evaluation(tasks)
+        return answers
+
+    def begin_evaluation(self, tag: str, of: EvaluationConfig, *, version: int) -> list[Task]:
+        """Put the tasks of an evaluation set, which ``version`` or a later one samples. Return them."""
+        tasks = self.curriculum.evaluation(tag, version, of)
+        self._evaluating += tasks
         self.put_tasks(tasks)
+        return tasks
+
+    def evaluation_out(self, tasks: Sequence[Task]) -> int:
+        """Return how many of these tasks have neither come back nor been given up."""
+        return sum(task.group_id not in self.intake.evaluated for task in tasks)
+
+    def await_evaluation(self, tag: str, tasks: Sequence[Task]) -> None:
+        """Wait until all tasks of an evaluation have come back or been given up; the learner stands meanwhile.
+
+        Raises:
+            NoData: nothing arrived within the deadline.
+            Stopped: the run was asked to end, not by its time limit.
+        """
 
         def out() -> int:
-            return sum(task.group_id not in self.intake.evaluated for task in tasks)
+            return self.evaluation_out(tasks)
 
         def missing() -> str:
             return f"evaluation {tag!r}: {out()} of {len(tasks)} tasks are out"
@@ -240,11 +263,16 @@ class BrokerSession:
             self.while_waiting()
             return not out()
 
-        try:
-            self._wait_until(done, missing, limited=False)
-        finally:
-            self._evaluating = []
-        return [self.intake.evaluated.pop(task.group_id) for task in tasks]
+        self._wait_until(done, missing, limited=False)
+
+    def end_evaluation(self, tasks: Sequence[Task]) -> list[Trajectory | None]:
+        """Return the answers to these tasks, in their order, and forget the tasks.
+
+        None stands for a task that was given up, or that is still out.
+        """
+        over = {task.group_id for task in tasks}
+        self._evaluating = [task for task in self._evaluating if task.group_id not in over]
+        return [self.intake.evaluated.pop(task.group_id, None) for task in tasks]
 
     def inherit(self) -> None:
         """Wait for the broker's list of held tasks of the continued lineage, and adopt them.

@@ -90,6 +90,8 @@ class Hello(Message, tag="hello", frozen=True):
 
     The broker refuses a digest that differs from that of the run, and admits a peer without one.
     """
+    evaluates: bool = False
+    """Written by a generator: it answers evaluation tasks alone, and keeps the version that they ask for; since 4.5."""
 
 
 class Welcome(Message, tag="welcome", frozen=True):
@@ -227,6 +229,8 @@ class GeneratorInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     An actor gives it no new turn while it can choose another one.
     """
+    evaluates: bool = False
+    """Hello.evaluates: an actor asks it for turns of evaluation tasks, and for no others; since 4.5."""
 
 
 class Generators(Message, tag="generators", frozen=True):

@@ -283,11 +283,16 @@ def read_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {name: (entry.dtype, tuple(entry.shape)) for name, entry in found.items()}
 
 
-def retire(root: Path, keep: int) -> None:
-    """Delete all but the newest ``keep`` versions; readers that hold a file open keep its content."""
+def retire(root: Path, keep: int, *, also: int | None = None) -> None:
+    """Delete all but the newest ``keep`` versions; readers that hold a file open keep its content.
+
+    Args:
+        also: a version that stays, too.
+    """
     folders = sorted(p for p in root.glob("v*") if p.name[1:].isdigit())
     for folder in folders[: max(0, len(folders) - keep)]:
-        shutil.rmtree(folder, ignore_errors=True)
+        if also is None or int(folder.name[1:]) != also:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 HEAD, EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"

@@ -154,6 +154,62 @@ class NewestWins:
             self.in_service = announced
 
 
+MAX_KNOWN = 64
+"""Announced versions that a generator which only evaluates remembers, the newest ones."""
+
+
+def evaluates_here(evaluators: int, name: str) -> bool:
+    """Return whether the generator of this name only evaluates: it is one of the first ones of its run.
+
+    Example:
+        >>> evaluates_here(1, "generator-0"), evaluates_here(1, "generator-1"), evaluates_here(0, "generator-0")
+        (True, False, False)
+    """
+    number = name.removeprefix("generator-")
+    return number.isdecimal() and int(number) < evaluators
+
+
+class PinnedVersions:
+    """Versions that a generator which only evaluates may load: those that held requests ask for, and no others.
+
+    All requests of an evaluation ask for one version. So the generator keeps it until the first request of the next
+    evaluation, however many versions are published meanwhile.
+
+    Example:
+        >>> pinned = PinnedVersions()
+        >>> for version in (3, 4, 5):
+        ...     pinned.announced(Announced(0, version))
+        >>> pinned.wanted(None, in_service=2), pinned.wanted(4, in_service=2).version, pinned.wanted(4, in_service=4)
+        (None, 4, None)
+        >>> pinned.wanted(2, in_service=1).version, pinned.wanted(6, in_service=4)
+        (3, None)
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, Announced] = {}
+
+    def announced(self, announced: Announced) -> None:
+        """Remember a version. A version that a later epoch numbers again replaces it."""
+        self._known[announced.version] = announced
+        for version in sorted(self._known)[:-MAX_KNOWN]:
+            del self._known[version]
+
+    def wanted(self, lowest: int | None, *, in_service: int) -> Announced | None:
+        """Return the version to load, if any.
+
+        Args:
+            lowest: earliest version that a held request waits for; None: none is held.
+            in_service: version in service.
+
+        Returns:
+            That version, or the next later one that is known: a generator that was started again has missed earlier
+            announcements. The learner then sees that the version is another one.
+        """
+        if lowest is None or lowest <= in_service:
+            return None
+        return next((self._known[v] for v in sorted(self._known) if v >= lowest), None)
+
+
 class Stage:
     """Folder on tmpfs that holds a version's file from its announcement until it is loaded.
 
