@@ -94,7 +94,7 @@ def full_name(tag: str, name: str) -> str:
 
 
 @dataclass
-class UnderWay:
+class PendingEvaluation:
     """An evaluation that generators of its own answer while the learner trains."""
 
     tag: str
@@ -125,9 +125,9 @@ class Evaluations:
     """One record for each evaluation of a set, in their order; they are part of the summary and of checkpoints."""
     beside: EvaluatorBeside | None = None
     """Runs evaluations while the learner trains; None: the learner stands meanwhile."""
-    under_way: list[UnderWay] = field(default_factory=list)
+    under_way: list[PendingEvaluation] = field(default_factory=list)
     """Evaluations that are not over. All of them have one version."""
-    _repeat: list[UnderWay] = field(default_factory=list)
+    _repeat: list[PendingEvaluation] = field(default_factory=list)
 
     @property
     def first_set(self) -> str:
@@ -187,10 +187,10 @@ class Evaluations:
         assert self.beside is not None
         tasks_name = self._tasks_name(tag, name, step) + (" again" if again else "")
         tasks = self.beside.begin_evaluation(tasks_name, self.config.evaluation_sets[name], version=version)
-        self.under_way.append(UnderWay(tag, name, step, version, tasks_name, tasks, again))
+        self.under_way.append(PendingEvaluation(tag, name, step, version, tasks_name, tasks, again))
         log.info("evaluation %s of version %d begins beside training", full_name(tag, name), version)
 
-    def take_ended(self, *, step: int, version: int, stood_s: float = 0.0) -> list[UnderWay]:
+    def take_ended(self, *, step: int, version: int, stood_s: float = 0.0) -> list[PendingEvaluation]:
         """Record the evaluations that are over, and return them.
 
         One of which too many answers never ran, or were sampled by a different version, is repeated once, when no other
@@ -202,7 +202,7 @@ class Evaluations:
             stood_s: seconds for which the learner stood for them.
         """
         assert self.beside is not None
-        ended, repeated = list[UnderWay](), list[UnderWay]()
+        ended, repeated = list[PendingEvaluation](), list[PendingEvaluation]()
         for one in [one for one in self.under_way if not self.beside.evaluation_out(one.tasks)]:
             self.under_way.remove(one)
             of = self.config.evaluation_sets[one.name]

@@ -32,6 +32,9 @@ from tests.trajectories import make_trajectory
 
 
 class Intake:
+    # All work that the bound allows is under way.
+    curriculum = types.SimpleNamespace(wanted_trajectories=None)
+
     def __init__(self):
         self.gauges = {"broker/units_ready": 2.0, "env/number": 1.0}
         self.counts, self.sampled_tokens, self.open = Counts(), 0, OpenTrajectories()
@@ -88,6 +91,9 @@ class Session:
         assert version <= step
         self.replayed.append(replayed_tokens)
         self.log.append(("commit", step))
+
+    def trained(self, *, update_s, step_s):
+        assert 0 <= update_s <= step_s
 
     def refill(self, *, step, version):
         self.log.append(("refill", step, version))
