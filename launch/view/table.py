@@ -15,6 +15,8 @@ from learner.samples import Sample
 
 PAGE_ROWS = 200
 BINS = 20
+REASONS = 20
+"""Most reasons of failures that are listed."""
 _EVALUATION = re.compile(r"(\d+)eval-(.*)-(\d+)")
 
 
@@ -260,8 +262,22 @@ def table_page(
             row_of(row, index, config, (row.task, row.step) in sampled)
             for row in rows[start : start + PAGE_ROWS]
         ],
+        "failures": failures(rows),
         "histogram": reward_histogram([reward(row) for row in rows]),
     }
+
+
+def failures(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return why episodes failed and how often, the most frequent reasons first, each with one of its trajectories."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.status == "failed":
+            found.setdefault((row.env, row.failure or row.stop_reason), []).append(row)
+    most = sorted(found.items(), key=lambda pair: -len(pair[1]))[:REASONS]
+    return [
+        {"env": env, "reason": reason, "count": len(of_reason), "trajectory": of_reason[0].trajectory}
+        for (env, reason), of_reason in most
+    ]
 
 
 def row_of(row: Row, index: JournalIndex, config: RunConfig | None, sampled: bool = False) -> dict[str, Any]:

@@ -113,6 +113,6 @@ function exportedTable(all, given) {
   const edges = all.histogram.edges;
   const counts = edges.slice(1).map((edge, i) =>
     rows.filter((row) => row.reward !== null && row.reward >= edges[i] - 1e-9 && row.reward < edge - 1e-9).length);
-  return { ...all, selected: rows.length, start, rows: rows.slice(start, start + 200),
+  return { ...all, failures: [], selected: rows.length, start, rows: rows.slice(start, start + 200),
     histogram: { edges, counts, missing: rows.filter((row) => row.reward === null).length } };
 }

@@ -33,7 +33,14 @@ export async function render(main, given, go) {
       names: histogram.edges.slice(0, -1).map((e, i) => `${num(e)} to below ${num(histogram.edges[i + 1])}`),
       link: (i) => address("table", { ...filterOf(given), start: "", reward_min: num(histogram.edges[i], 12), reward_max: below(histogram.edges[i + 1]) }),
       under: histogram.missing ? h("p", { class: "soft" }, `${num(histogram.missing)} have no reward`) : null }) : h("p", { class: "soft" }, "— none of them has a reward")),
-    rows(page, given, go, query), pages(page, given, go));
+    failures(page, given), rows(page, given, go, query), pages(page, given, go));
+}
+
+function failures(page, given) {
+  if (!page.failures?.length) return null;
+  return h("section", {}, h("h2", {}, "Why episodes failed"), table("failures", [["episodes", (f) => num(f.count)], ["environment", (f) => f.env],
+    ["reason", (f) => f.reason || "—"], ["one of them", (f) => h("a", { href: address("trajectory", { run: given.run, id: f.trajectory }) }, f.trajectory)],
+    ["", (f) => h("a", { href: address("table", { run: given.run, status: "failed", env: f.env, reason: f.reason.slice(0, 200) }) }, "all of them")]], page.failures));
 }
 
 const below = (edge) => String(edge - 1e-9 * Math.max(1, Math.abs(edge)));

@@ -94,6 +94,14 @@ def test_filters_select_what_they_say(questions, given, wanted):
     assert sum(page["histogram"]["counts"]) + page["histogram"]["missing"] == len(wanted)
 
 
+def test_reasons_of_failures_are_counted(questions):
+    page = questions.ask("table", {})
+    assert page["failures"] == [
+        {"env": "sums", "reason": "KeyError: 'x'", "count": 2, "trajectory": "1g7.1.0"}
+    ]
+    assert questions.ask("table", {"outcome": "trained"})["failures"] == []
+
+
 def test_rows_without_a_value_come_last_in_both_directions(questions):
     for sort in ("lag", "-lag"):
         lags = [row["lag"] for row in questions.ask("table", {"sort": sort})["rows"]]
