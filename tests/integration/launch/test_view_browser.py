@@ -117,8 +117,6 @@ def click(selector):
 def first_rows(page):
     cells = "[aria-label=trajectories] tbody tr td:first-child"
     return page.run(f"[...document.querySelectorAll('{cells}')].map((cell) => cell.innerText)")
-        "[...document.querySelectorAll('[aria-label=trajectories] tbody tr td:first-child')].map((cell) => cell.innerText)"
-    )
 
 
 def test_the_link_logs_in_and_its_secret_is_in_no_address(page, link):
