@@ -122,7 +122,7 @@ class PlainModel:
         behind = (self._places > at[:, None])[:, None, None]
         for layer, (keys, values) in zip(self._layers, cache, strict=True):
             inputs = rms_norm(state, (shape.hidden,), layer.before_attention, shape.eps) @ layer.qkv.T
-            query, key, value = torch.split(inputs, [query_width, kv_width, kv_width], dim=1)  # type: ignore[no-untyped-call]
+            query, key, value = torch.split(inputs, [query_width, kv_width, kv_width], dim=1)
             query = self._turned(query.view(len(token), shape.heads, -1), layer.query_norm, cos, sin)
             key = self._turned(key.view(len(token), shape.kv_heads, -1), layer.key_norm, cos, sin)
             keys[rows, :, at] = key
