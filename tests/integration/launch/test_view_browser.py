@@ -127,6 +127,28 @@ def test_the_link_logs_in_and_its_secret_is_in_no_address(page, link):
     assert [url for url in page.asked if not url.startswith((host, "about:", "data:"))] == []
 
 
+def test_whoever_has_no_link_is_asked_for_the_token(browser, link):
+    login, _, secret = link.partition("#")
+    browser.go("about:blank")
+    browser.problems.clear()
+    browser.call("Network.clearBrowserCookies")
+    browser.go(login.replace("/login", "/"))
+    browser.wait("document.querySelector('[role=alert]')")
+    assert "open the link that `offbeat view` printed" in browser.text()
+    browser.go(login)
+    browser.wait("!document.getElementById('form').hidden")
+    browser.run(
+        "document.getElementById('token').value = 'wrong'; document.querySelector('#form button').click()"
+    )
+    browser.wait("document.getElementById('said').innerText.startsWith('The secret is wrong')")
+    # People copy the whole header that `offbeat keys header` prints.
+    browser.run(f"document.getElementById('token').value = 'Authorization: Bearer {secret}'")
+    browser.run("document.querySelector('#form button').click()")
+    browser.wait("document.querySelector('h1') && document.getElementById('main').dataset.ready")
+    # The browser logs answers of 401; they are what is tested here.
+    assert [problem for problem in browser.problems if "401" not in problem] == []
+
+
 @pytest.mark.parametrize("width", [400, 1_600])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_page_of_every_run_fits(page, width, theme):
