@@ -290,3 +290,29 @@ def test_what_is_reported_does_not_grow_with_the_passes(start):
         engine = start(algorithm=algorithm, optimizer=OPTIMIZER.model_copy(update={"lr": 1e-12}))
         losses.append(engine.update(method_batches()[0], current_version=2).metrics["learner/loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_a_gradient_is_compared_with_the_one_before(start):
+    """The first step has none before it; the second keeps the part across the first, which has the norm |g| sin."""
+    batch, _ = method_batches()
+    plain, aligned = (
+        start(algorithm=method("cispo").model_copy(update={"gradient_alignment": ceiling}))
+        for ceiling in (None, 0.0)
+    )
+    first = [engine.update(batch, current_version=2).metrics for engine in (plain, aligned)]
+    assert_close(weights_of(plain), weights_of(aligned), atol=0)
+    assert "learner/gradient_cosine" not in first[1]
+    second = [engine.update(batch, current_version=2).metrics for engine in (plain, aligned)]
+    cosine = second[1]["learner/gradient_cosine"]
+    assert cosine > 0.1
+    across = second[0]["learner/gradient_norm"] * (1 - cosine**2) ** 0.5
+    assert second[1]["learner/gradient_norm"] == pytest.approx(across, rel=1e-4)
+
+
+def test_a_separate_critic_may_step_more_often_than_the_policy(start):
+    batch, _ = method_batches()
+    engines = [start(algorithm=method(name)) for name in ("critic", "critic_steps")]
+    reports = [[engine.update(batch, current_version=2).metrics for _ in range(6)] for engine in engines]
+    # Both policies and the first estimates are equal before a critic has learned.
+    assert reports[0][0]["critic/loss"] == reports[1][0]["critic/loss"]
+    assert reports[1][-1]["critic/loss"] < reports[0][-1]["critic/loss"]

@@ -104,3 +104,22 @@ def test_verdicts_and_shares_in_words(found):
     dead = parts[0].__class__("x", "y", 0.0)
     assert (verdict([parts[0], dead]), verdict([dead])) == ("part", "no")
     assert percent(0.0) == "0.0 %"
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("dppo", {"statistic": "binary_kl", "bound": 0.05}),
+        ("dppo", {"statistic": "log_square", "bound": 0.04}),
+        ("m2po", {"form": "clip"}),
+    ],
+)
+def test_the_other_forms_of_a_trust_region_act(name, form):
+    config = load(run_files()[name])
+    algorithm = config.learner.algorithm
+    surrogate = algorithm.surrogate.model_copy(update=form)
+    learner = config.learner.model_copy(
+        update={"algorithm": algorithm.model_copy(update={"surrogate": surrogate})}
+    )
+    (part,) = measure(name, learner, job_of(name, config))
+    assert part.acts

@@ -12,19 +12,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from launch.run_file.load import load, run_files
+from launch.run_file.load import METHODS_FOLDER, load, run_files
 from learner.rewards import composed
 from learner.settings.learner import OptimizerConfig
 from learner.settings.surrogates import (
+    ITSELF,
     ChunkSurrogate,
     EntropySurrogate,
     LagSurrogate,
     MiniRlSurrogate,
     MirrorDescentSurrogate,
-    RegressionSurrogate,
-    TripletSurrogate,
+    TrajectoryBalanceSurrogate,
     WeightedSurrogate,
-    WindowSurrogate,
 )
 from learner.update.engine import TrainingEngine
 from protocol.messages.episodes import Reward, Turn, TurnMark
@@ -37,11 +36,20 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-FILES = {name: path for name, path in run_files().items() if path.parent.name != "families"}
+LATER = ("gac", "replay-fifo")
+"""Recipes whose part needs a step before it: a gradient to compare with, or rollouts to draw."""
+OUTSIDE = ("sat",)
+"""Recipes whose part does nothing at the lags here: SAT's tail lies outside its clip anyway."""
+FILES = {
+    name: path
+    for name, path in run_files().items()
+    if path.parent.name != "families" and name not in (*LATER, *OUTSIDE)
+}
 """Recipes of families are not here. They differ in what is sampled, and a step of them is one of grpo."""
 NAMES = sorted(FILES)
-WITHOUT_BOUNDS = ("remax", "rloo")
-"""Recipes whose surrogate is REINFORCE; the bounds of its weight, which is 1, are no part of the method."""
+WITHOUT_BOUNDS = ("flash-reinforce", "remax", "rloo", "tba", "trm", "vcpo")
+"""Recipes whose surrogate is REINFORCE; the bounds of its weight, which is 1, are no part of the method. What TBA adds
+is 0 where the policy is its own reference model, as here."""
 OPTIMIZER = OptimizerConfig(lr=0.5, eps=1.0, max_grad_norm=1e9)
 """The eps is so large that a step is nearly proportional to the gradient, so methods may differ by a factor."""
 EQUAL, DIFFERENT = 1e-4, 1e-2
@@ -79,13 +87,15 @@ def groups(model):
     return [[*(rollout(lm, rng, g, i) for i in range(6)), greedy_rollout(rng, g)] for g in range(4)]
 
 
-def rollout(lm, rng, g, i):
+def rollout(lm, rng, g, i, forced=None):
     """Return a prompt, an action, an observation of two tokens, and an action; behaviour drifts with lag."""
     first, second = (int(n) for n in rng.integers(2, 7, 2))
     prompt, actions = 3, first + 2 + second
     t = make_trajectory(f"g{g}.{i}", group=f"g{g}", prompt=prompt, actions=actions,
                         observation=(prompt + first, prompt + first + 2))  # fmt: skip
-    lag = np.where(t.action_mask, rng.integers(0, VERSION + 1, len(t)), 0)
+    newest = VERSION if forced is None else VERSION + 2
+    lags = rng.integers(0, VERSION + 1, len(t)) if forced is None else np.full(len(t), forced)
+    lag = np.where(t.action_mask, lags, 0)
     with torch.no_grad():
         ids = torch.from_numpy(t.token_ids).long()[None]
         logp = lm(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].numpy()
@@ -95,7 +105,7 @@ def rollout(lm, rng, g, i):
     return replace(
         t,
         logp_behaviour=behaviour.astype(np.float32),
-        policy_version=np.where(t.action_mask, VERSION - lag, -1).astype(np.int32),
+        policy_version=np.where(t.action_mask, newest - lag, -1).astype(np.int32),
         turns=[
             Turn(k, start, end, k % 2 == 1) for k, (start, end) in enumerate(itertools.pairwise([0, *ends]))
         ],
@@ -118,7 +128,7 @@ def greedy_rollout(rng, g):
 
 def settings(name):
     """Return the learner's settings of a recipe, after the steps that train the critic alone."""
-    learner = load(FILES[name]).learner
+    learner = load(run_files()[name]).learner
     algorithm = learner.algorithm
     if algorithm.critic is not None:
         critic = algorithm.critic.model_copy(update={"warmup_steps": 0})
@@ -138,9 +148,9 @@ def without_bounds(learner):
             plain = surrogate.model_copy(update={"low": 1.0, "high": FAR, "dual": 0.0})
         case MiniRlSurrogate(ceiling=ceiling):
             plain = WeightedSurrogate(centre="behaviour", high=ceiling)
-        case RegressionSurrogate() | TripletSurrogate() | WindowSurrogate():
+        case _ if isinstance(surrogate, ITSELF):
             plain = WeightedSurrogate(centre="behaviour", high=FAR)
-        case ChunkSurrogate() | LagSurrogate() | MirrorDescentSurrogate():
+        case ChunkSurrogate() | LagSurrogate() | MirrorDescentSurrogate() | TrajectoryBalanceSurrogate():
             plain = WeightedSurrogate(centre="proximal", high=FAR)
         case _:
             plain = WeightedSurrogate(centre=surrogate.centre, high=FAR)
@@ -180,3 +190,43 @@ def test_the_page_shows_what_is_declared():
         assert ", ".join(
             f"`{name}`" for name in group[:-1]
         ) + f" and `{group[-1]}` are one algorithm" in " ".join(section.split())
+
+
+STALE = sorted(path.stem for path in METHODS_FOLDER.glob("*.toml") if path.stem not in LATER)
+PLAIN_WHEN_FRESH = {
+    *(
+        "cispo",
+        "flash-reinforce",
+        "grpo",
+        "hispo",
+        "r2vpo",
+        "remax",
+        "rloo",
+        "sao",
+        "tba",
+        "trm",
+        "uncorrected",
+    ),
+}
+"""Recipes that are REINFORCE on fresh tokens: a single step, in which every ratio is 1."""
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_the_objective_acts_on_fresh_and_on_stale_tokens(model, name):
+    """In the last mini-batch at lag 0, and at lag 4, some tokens have not the gradient of weight 1."""
+    learner = settings(name)
+    learner = learner.model_copy(update={"max_policy_lag": 4})
+    lm, rng = AutoModelForCausalLM.from_pretrained(model), np.random.default_rng(3)
+    engine = TrainingEngine(learner, model=model, total_steps=10, seed=5)
+    greedy = learner.algorithm.advantage.kind == "greedy"
+    acted = []
+    for lag in (0, 4):
+        members = [
+            [*(rollout(lm, rng, g, i, lag) for i in range(6)), *([greedy_rollout(rng, g)] if greedy else [])]
+            for g in range(4)
+        ]
+        batch = [t for group in members for t in composed(learner.reward, group)]
+        acted.append(engine.update(batch, current_version=VERSION + 2).metrics["learner/acted_fraction"])
+    engine.close()
+    assert (acted[0] > 0) == (name not in PLAIN_WHEN_FRESH)
+    assert (acted[1] > 0) == (name != "uncorrected")
