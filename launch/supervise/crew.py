@@ -227,11 +227,8 @@ class Crew:
             return False
         return learner.child.process.returncode == errors.DONE or (self._folder / RESULT).exists()
 
-    def over(self) -> bool:
-        """Return whether a process of the crew has ended because the broker said that the run is over."""
-        return any(post.child is not None and self._ended_with_the_run(post) for post in self.posts)
-
     def _ended_with_the_run(self, post: Post) -> bool:
+        """Return whether a process has ended because the broker said that the run is over."""
         return not post.running and errors.read_note(self._folder, post.name) == errors.DONE
 
     def revive(self, now: float) -> None:

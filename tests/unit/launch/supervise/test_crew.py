@@ -125,7 +125,6 @@ def test_a_state_that_cannot_be_written_is_written_later(crew, notes):
 def test_what_ended_with_the_run_is_not_started_again(crew, notes, spawned):
     crew._folder.mkdir()
     crew.start(["broker", "generator-0", "actor-0"], resume=False)
-    assert not crew.over()
     for child, code, note in zip(spawned.children, (DONE, DONE, 1), (DONE, None, None), strict=True):
         child.process.returncode = code
         if note is not None:
@@ -133,7 +132,6 @@ def test_what_ended_with_the_run_is_not_started_again(crew, notes, spawned):
     crew.revive(10.0)
     # A process that ends with code 0 for another reason, such as a signal of a person, comes back.
     assert [child.name for child in spawned.children[3:]] == ["generator-0", "actor-0"]
-    assert crew.over()
 
 
 def test_the_end_of_a_former_process_does_not_count(crew, spawned):
@@ -143,7 +141,6 @@ def test_the_end_of_a_former_process_does_not_count(crew, spawned):
     spawned.children[0].process.returncode = 1
     crew.revive(10.0)
     assert crew.running("generator-0")
-    assert not crew.over()
 
 
 def test_a_process_that_cannot_be_started_is_started_later(crew, notes, spawned):
