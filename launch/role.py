@@ -108,8 +108,12 @@ def model(config: RunConfig) -> None:
         log.info("found: %s", found)
         return
     # The tokenizer of a tiny model exists only now.
-    for remark in preflight(config):
+    remarks = preflight(config)
+    for remark in remarks:
         log.warning("%s", remark)
+    if remarks:
+        # `offbeat train` shows the last line.
+        log.info("it is there: %s", found)
 
 
 def learner(

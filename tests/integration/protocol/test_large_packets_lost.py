@@ -42,9 +42,15 @@ class Hole:
 
     async def __aexit__(self, *_):
         self._server.close()
-        for task in self._passing:
+        await self.heal()
+
+    async def heal(self):
+        """Let everything pass from now on, over new connections."""
+        self.open = True
+        passing, self._passing = self._passing, []
+        for task in passing:
             task.cancel()
-        await asyncio.gather(*self._passing, return_exceptions=True)
+        await asyncio.gather(*passing, return_exceptions=True)
 
     async def _pass(self, reader, writer):
         self._passing.append(asyncio.current_task())
@@ -94,7 +100,7 @@ def test_a_peer_that_flaps_says_that_large_packets_are_lost_until_they_pass(tmp_
             while not (lines := await asyncio.to_thread(seen)):
                 assert time.monotonic() < deadline, "the status says what is wrong"
                 await asyncio.sleep(0.1)
-            hole.open = True
+            await hole.heal()
             while link.session.long.trouble or await asyncio.to_thread(seen):
                 assert time.monotonic() < deadline, "it is over once large packets pass"
                 await asyncio.sleep(0.1)
@@ -163,7 +169,7 @@ def test_a_path_is_tried_before_anything_is_started(broker, tmp_path):
         hole = Hole(broker.endpoint)
         async with hole as endpoint:
             blocked = await asyncio.to_thread(path_trouble, endpoint, bundle, "actor-far-0", long_s=1.0)
-            hole.open = True
+            await hole.heal()
             free = await asyncio.to_thread(path_trouble, endpoint, bundle, "actor-far-0")
         return blocked, free
 
