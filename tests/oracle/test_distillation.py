@@ -106,7 +106,10 @@ def test_a_teacher_is_one_policy_more_and_groups_with_equal_returns_are_trained(
     ("settings", "words"),
     [
         ({"distillation": {"teacher": "https://h/v1"}}, "teacher is a URL but f.distillation.model is empty"),
-        ({"distillation": {"teacher": "folder", "model": "m"}}, "is no URL, which begins with http:// or https://"),
+        (
+            {"distillation": {"teacher": "folder", "model": "m"}},
+            "is no URL, which begins with http:// or https://",
+        ),
         (
             {"distillation": {"teacher": "folder"}, "surrogate": {"kind": "bounded"}},
             'surrogate.kind is "bounded", which reads more of the rewards',

@@ -135,7 +135,11 @@ class Server:
 
 def asked(server, **settings):
     config = LearnerConfig.model_validate(
-        {"algorithm": {"distillation": {"teacher": server.url, "model": "big", "timeout_s": 60.0, **settings}}}
+        {
+            "algorithm": {
+                "distillation": {"teacher": server.url, "model": "big", "timeout_s": 60.0, **settings}
+            }
+        }
     )
     return RemoteTeacher(config.algorithm.distillation, torch.device("cpu"))
 
@@ -152,13 +156,21 @@ def test_a_teacher_behind_a_url_teaches_the_same(start, teacher, monkeypatch):
     assert len(server.asked) == len(batch) + 1
     path, key, body = server.asked[0]
     assert (path, key) == ("/v1/completions", "Bearer secret")
-    assert {name: body[name] for name in ("model", "echo", "logprobs")} == {"model": "big", "echo": True, "logprobs": 1}
+    assert {name: body[name] for name in ("model", "echo", "logprobs")} == {
+        "model": "big",
+        "echo": True,
+        "logprobs": 1,
+    }
 
 
 @pytest.mark.parametrize(
     ("script", "cut", "words"),
     [
-        ([401], 0, r"teacher big at http.*HTTP status 401: .*correct learner.algorithm.distillation, or the key"),
+        (
+            [401],
+            0,
+            r"teacher big at http.*HTTP status 401: .*correct learner.algorithm.distillation, or the key",
+        ),
         ([], 3, "has no log-probability of each of"),
         ([503] * 99, 0, "no log-probabilities within .*timeout_s = 1.5 s: HTTP status 503"),
     ],
