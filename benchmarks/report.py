@@ -1,6 +1,5 @@
 """How benchmarks keep and show their results: JSON files that docs/benchmarks.md is made from, memory, plots."""
 
-import hashlib
 import json
 import os
 import platform
@@ -13,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel
 
 ROOT = Path(__file__).parents[1]
 # Counted when the program starts, because a benchmark may pin itself to one core later.
@@ -47,11 +44,6 @@ def save_results(
         "results": results,
     }
     path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def fingerprint(*parts: BaseModel) -> str:
-    """Return a hash of all settings that a result depends on. Results in one table have equal hashes."""
-    return hashlib.sha256("".join(part.model_dump_json() for part in parts).encode()).hexdigest()[:12]
 
 
 def measured(evaluation: Mapping[str, Any], name: str) -> float:

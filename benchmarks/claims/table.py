@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from benchmarks.claims.claims import ARMS, BUDGETS, CLAIMS, Bar, Budget, BudgetUnit, Claim, Measure
 from benchmarks.real_system import CountingSession, System, lag_is_exact, learning
-from benchmarks.report import fingerprint, pyplot
+from benchmarks.report import pyplot
 from launch.run_file.sections import RunConfig
 from learner.intake.evaluation import mean_rewards, share_correct
 from learner.trajectory import Trajectory, Unit
@@ -129,9 +129,9 @@ def measure(system: System, config: RunConfig, arm: str, seed: int, budget: Budg
 def settings_of(config: RunConfig, budget: Budget) -> str:
     """Return a hash of all settings that a result depends on."""
     unit = "" if budget.unit == "tokens" else f" {budget.unit}"
-    return hashlib.sha256(
-        f"{fingerprint(config.model, config.env, config.generator, config.learner)} {budget.amount}{unit}".encode()
-    ).hexdigest()[:12]
+    parts = (config.model, config.env, config.generator, config.learner)
+    settings = hashlib.sha256("".join(part.model_dump_json() for part in parts).encode()).hexdigest()[:12]
+    return hashlib.sha256(f"{settings} {budget.amount}{unit}".encode()).hexdigest()[:12]
 
 
 def value_of(cell: Cell, measure: Measure) -> float:

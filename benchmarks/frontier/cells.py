@@ -1,5 +1,6 @@
 """Tasks, rows and settings of the frontier's cells."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from benchmarks.report import fingerprint
 from launch.run_file.load import METHODS_FOLDER, check, load
 from launch.run_file.sections import RunConfig
 from learner.settings.algorithm import AlgorithmConfig
@@ -158,9 +158,14 @@ def config_of(cell: Cell) -> RunConfig:
 
 
 def settings_of(cell: Cell) -> str:
-    """Return a hash of all settings that a cell depends on."""
+    """Return a hash of all settings that a cell depends on, without those that have their defaults.
+
+    So a field that a later version adds does not make a result old.
+    """
     config = config_of(cell)
-    return fingerprint(config.model, config.env, config.learner)
+    parts = (config.model, config.env, config.learner)
+    text = "".join(part.model_dump_json(exclude_defaults=True) for part in parts)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class Found(Struct, frozen=True):

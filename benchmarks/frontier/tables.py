@@ -29,6 +29,7 @@ from benchmarks.frontier.cells import (
     algorithm_of,
     chosen_rate,
     rows,
+    settings_of,
 )
 from benchmarks.report import pyplot, save_results
 from launch.supervise.summary import apart
@@ -181,10 +182,13 @@ def reward_table(results: Results, task: str) -> str:
         cells = [anchored(row, task), str(steps), f"{results.rate(task, row):g}", str(seeds), *shown_means]
         lines.append(f"| {' | '.join([*cells, share(means[-1], means[0])])} |")
     absent = [row for row in rows() if row not in results.rows(task)]
+    if len(lines) == 2:
+        lines = []
     if absent:
         names = ", ".join(anchored(row, task) for row in absent)
-        lines += ["", f"Missing, because the measurement ended before them: {names}."]
-    return "\n".join(lines)
+        what = names if task == next(iter(TASKS)) else f"{len(absent)} rows"
+        lines += ["", f"Missing, because the measurement ended before them: {what}."]
+    return "\n".join(lines).strip()
 
 
 def swept(results: Results, task: str, row: str, lag: int) -> str:
@@ -381,7 +385,8 @@ def points_of(results: Results, task: str, row: str, lags: Sequence[int]) -> lis
 
 def write(found: Sequence[Found], args: argparse.Namespace) -> None:
     """Write the JSON that the page is made from, and the figure."""
-    results = Results(found)
+    # A recipe that has changed since is another row.
+    results = Results(f for f in found if f.settings == settings_of(f.cell))
     pairs = agreement.known(args.agreement)
     largest = max(FIRST_LAGS)
     tables = {
