@@ -147,8 +147,7 @@ rm -f "$tickets"/*.ticket
 touch "$tickets/began"
 resume=
 [ -e "$run/epoch" ] && resume=--resume
-# The step gets SIGTERM from Slurm, and this script waits for it. Passing it on would be a second signal.
-trap : TERM INT
+# No trap: `scancel` ends this script at once, so that nothing is requeued. A preemption signals the step alone.
 srun --overlap -n1 {command} weights.advertised_host="$(hostname)" $resume &
 train=$!
 # The tickets have the address of this node. Tasks of the arrays wait for them.
@@ -164,11 +163,6 @@ while kill -0 $train 2>/dev/null; do
 done
 wait $train
 rc=$?
-# A signal ends `wait` before the process ends.
-while kill -0 $train 2>/dev/null; do
-    wait $train
-    rc=$?
-done
 if [ "$rc" = 0 ] && grep -Eq '"run": *"over"' "$run/result.json"; then
     # Tasks that have not begun would wait for a head that is done.
     scancel --me --state=PENDING --name={others}

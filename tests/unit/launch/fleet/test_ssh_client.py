@@ -1,0 +1,65 @@
+"""`offbeat launch --on ssh` starts the head here and hosts elsewhere, tickets through standard input; with stand-ins."""
+
+import json
+
+import pytest
+
+from launch.fleet.engines import hold_by_ssh
+from launch.fleet.render import Job, render
+from launch.fleet.site import Site, SshSite
+from launch.fleet.ticket import read_ticket, secrets_of
+from launch.run_folder import CONFIG, save_config
+from protocol.security import key_files
+from tests.unit.launch.fleet.test_ticket import settings
+
+OFFBEAT = """#!/bin/sh
+# The head waits for both hosts; a host keeps the ticket that it reads, and fails once.
+case $1 in
+train) while [ ! -e gpu7/done ] || [ ! -e gpu8/done ]; do sleep 0.1; done ;;
+host)
+    umask 077
+    cat >ticket
+    [ -e failed ] || { touch failed; exit 255; }
+    touch done ;;
+esac
+"""
+SSH = """#!/bin/sh
+# Runs the last word in the folder of the host before it, as sshd would, and notes how it was called.
+echo "$*" >>calls
+for last; do host=$command; command=$last; done
+mkdir -p "${host#*@}"
+cd "${host#*@}" && exec sh -c "$command"
+"""
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, text in (("offbeat", OFFBEAT), ("ssh", SSH)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    monkeypatch.setattr("launch.fleet.render.RETRY_S", 0)
+    monkeypatch.setattr("launch.fleet.engines.LOOK_S", 0.1)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_each_host_gets_its_ticket_and_is_started_again_after_a_fault(programs, tmp_path):
+    config = settings(tmp_path)
+    run = tmp_path / "runs" / "run"
+    run.mkdir(parents=True)
+    save_config(config, run / CONFIG)
+    key_files.make(run / "keys")
+    site = Site(ssh=SshSite(hosts=("gpu7", "me@gpu8"), folder=".", address="10.0.0.5"))
+    job, said = Job("run.toml", (), config), []
+    assert hold_by_ssh(job, site, render(job, site, "ssh"), said.append) == 0
+    assert "hosts: gpu7, me@gpu8" in said[1]
+    calls = (tmp_path / "calls").read_text()
+    assert calls.count("offbeat host --ticket -") == 4, "each host was started twice"
+    for host in ("gpu7", "gpu8"):
+        ticket = read_ticket(str(tmp_path / host / "ticket"), {})
+        assert ticket.host == host
+        assert ticket.config.broker.endpoint == "tcp://10.0.0.5:5755"
+        assert not any(secret in calls for secret in secrets_of(ticket))
+    assert json.loads((tmp_path / "runs" / "run.launch" / "launch.json").read_text())["engine"] == "ssh"
