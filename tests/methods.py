@@ -74,27 +74,14 @@ METHODS = {
     "pull": {"surrogate": {"kind": "quadratic_pull"}, "corrections": []},
     "gamma": {"surrogate": {"kind": "gamma"}, "corrections": []},
     "reject": {
-        "surrogate": {"kind": "weighted", "low": 0.7, "high": 6.0, "outside": "reject"},
-        "corrections": [],
-    },
-    "divergence_mean": {
-        "surrogate": {"kind": "weighted", "low": 1.0, "high": 1.0, "centre": "proximal"},
-        "corrections": [{"kind": "divergence", "bound": 0.02}],
-    },
-    "divergence_max": {
+        "surrogate": {"kind": "weighted", "low": 0.7, "high": 6.0, "outside": "reject", "centre": "proximal"},
         "corrections": [
             {"kind": "divergence", "statistic": "binary_tv", "level": "turn", "over": "max", "bound": 0.2},
-            {
-                "kind": "divergence",
-                "statistic": "log_square",
-                "level": "token",
-                "bound": 0.5,
-                "weight": False,
-            },
-        ]
+            {"kind": "divergence", "bound": 0.1, "weight": False},
+        ],
+        "optimal_baseline": True,
     },
     "balance": {"surrogate": {"kind": "trajectory_balance", "beta": 0.5}, "advantage": {"kind": "group"}},
-    "optimal_baseline": {"optimal_baseline": True},
     "own": {
         "surrogate": {"kind": f"{OWN}:clip", "high": 0.28, "centre": "behaviour"},
         "corrections": [{"kind": f"{OWN}:truncated", "ceiling": 2.0}],
@@ -103,9 +90,8 @@ METHODS = {
     },
     "value_head": CRITIC | {"critic": {"model": "head"}},
     "critic": CRITIC | {"critic": {"model": "separate"}},
-    "critic_steps": CRITIC | {"critic": {"model": "separate", "steps": 2}},
     "regression": CRITIC | {"critic": {"model": "head"}, "surrogate": {"kind": "regression", "beta": 2.0}},
-    "vtrace": CRITIC | {"critic": {"model": "separate", "target": "vtrace"}},
+    "vtrace": CRITIC | {"critic": {"model": "separate", "target": "vtrace", "steps": 2}},
     "lambda_head": CRITIC | {"critic": {"model": "head", "target": "lambda"}},
 }
 

@@ -311,7 +311,9 @@ def test_a_gradient_is_compared_with_the_one_before(start):
 
 def test_a_separate_critic_may_step_more_often_than_the_policy(start):
     batch, _ = method_batches()
-    engines = [start(algorithm=method(name)) for name in ("critic", "critic_steps")]
+    algorithm = method("critic")
+    twice = algorithm.model_copy(update={"critic": algorithm.critic.model_copy(update={"steps": 2})})
+    engines = [start(algorithm=each) for each in (algorithm, twice)]
     reports = [[engine.update(batch, current_version=2).metrics for _ in range(6)] for engine in engines]
     # Both policies and the first estimates are equal before a critic has learned.
     assert reports[0][0]["critic/loss"] == reports[1][0]["critic/loss"]

@@ -79,10 +79,14 @@ def step(model, groups):
 
 
 @pytest.fixture(scope="module")
-def groups(model):
+def lm(model):
+    return AutoModelForCausalLM.from_pretrained(model)
+
+
+@pytest.fixture(scope="module")
+def groups(lm):
     """Return rollout groups of two turns, unequal lengths, and lags from 0 to the least bound of a recipe."""
     assert min(settings(name).max_policy_lag for name in NAMES) == VERSION
-    lm = AutoModelForCausalLM.from_pretrained(model)
     rng = np.random.default_rng(11)
     return [[*(rollout(lm, rng, g, i) for i in range(6)), greedy_rollout(rng, g)] for g in range(4)]
 
@@ -212,11 +216,11 @@ PLAIN_WHEN_FRESH = {
 
 
 @pytest.mark.parametrize("name", STALE)
-def test_the_objective_acts_on_fresh_and_on_stale_tokens(model, name):
+def test_the_objective_acts_on_fresh_and_on_stale_tokens(model, lm, name):
     """In the last mini-batch at lag 0, and at lag 4, some tokens have not the gradient of weight 1."""
     learner = settings(name)
     learner = learner.model_copy(update={"max_policy_lag": 4})
-    lm, rng = AutoModelForCausalLM.from_pretrained(model), np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     engine = TrainingEngine(learner, model=model, total_steps=10, seed=5)
     greedy = learner.algorithm.advantage.kind == "greedy"
     acted = []
