@@ -149,8 +149,7 @@ def test_whoever_has_no_link_is_asked_for_the_token(browser, link):
     assert [problem for problem in browser.problems if "401" not in problem] == []
 
 
-@pytest.mark.parametrize("width", [400, 1_600])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "theme"), [(400, "dark"), (1_600, "light")])
 def test_every_page_of_every_run_fits(page, width, theme):
     page.size(width)
     page.settled(
