@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -179,4 +181,10 @@ class Browser:
         self._process.wait(10)
         assert self._process.stderr is not None
         self._process.stderr.close()
+        # Its other processes may still write into the profile.
+        deadline = time.monotonic() + TIMEOUT_S
+        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() < deadline:
+                os.killpg(self._process.pid, 0)
+                time.sleep(0.01)
         self._profile.cleanup()
