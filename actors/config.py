@@ -84,6 +84,9 @@ class GeneratorConfig(Section):
     routes: bool = False
     """True if the engine records which experts of a mixture of experts each token goes through. Absent: where
     `learner.algorithm.routes` is "behaviour", which needs it."""
+    adapter_rank: int = Field(0, ge=0, le=512)
+    """Largest rank of the adapters that versions are; 0: versions are whole weights. Absent: `learner.lora.rank` where
+    `learner.lora.publish` comes to "adapter"."""
     stream_interval: int = Field(16, ge=1)
     """Tokens per chunk that the generator sends to an actor."""
     stall_timeout_s: float = Field(8.0, gt=0)
@@ -142,5 +145,10 @@ class GeneratorConfig(Section):
             )
         if self.evaluators and self.backend == "http":
             yield f'{field}.evaluators needs {field}.backend = "vllm": a server run by others keeps no version'
+        if self.backend == "http" and self.adapter_rank:
+            yield (
+                f'{field}.adapter_rank is {self.adapter_rank}, but {field}.backend is "http", which takes whole '
+                'weights; leave it out, and set learner.lora.publish to "merged"'
+            )
         if self.backend == "http" and not self.url:
             yield f'{field}.backend is "http" but {field}.url is empty; name the server, e.g. http://127.0.0.1:8000'

@@ -141,7 +141,7 @@ GROUPS = {
     "every day": ("train", "check", "status", "view", "samples", "recipes"),
     "look into a run, or plan one": ("eval", "journal", "retrain", "plan"),
     "more hosts": ("ticket", "host", "scale", "drain", "launch"),
-    "prepare": ("model", "keys", "completion"),
+    "prepare, and hand on": ("model", "keys", "completion", "push"),
     "one role by hand, in this terminal": (
         "broker",
         "learner",
@@ -186,6 +186,7 @@ NO_RUN_FILE = (
     "journal",
     "keys",
     "retrain",
+    "push",
     "ticket",
     "host",
     "scale",
@@ -210,6 +211,7 @@ def parser() -> argparse.ArgumentParser:
     add_recipes(commands)
     add_completion(commands)
     add_retrain(commands)
+    add_push(commands)
     add_status(commands)
     add_view(commands)
     add_samples(commands)
@@ -253,6 +255,25 @@ def add_retrain(commands: Commands) -> None:
     retrain.add_argument("--out", type=Path, help="folder for the model; default: RUN/retrained")
     retrain.add_argument(
         "--tokens", type=Path, metavar="FILE", help="write each trained token's numbers; .jsonl or .parquet"
+    )
+
+
+def add_push(commands: Commands) -> None:
+    """Add the arguments of `offbeat push`."""
+    text = "upload the model of a run, with its model card, to the hub of Hugging Face"
+    push = commands.add_parser(
+        "push", help=text, description=f"{text}; HF_TOKEN, or `hf auth login`, says who you are"
+    )
+    push.add_argument("run", type=Path, help="run folder")
+    push.add_argument("repo", help="name of the repository, OWNER/NAME; it is made unless it is there")
+    which = push.add_mutually_exclusive_group()
+    which.add_argument(
+        "--best", action="store_true", help="the model with the best evaluation; default: the last one"
+    )
+    which.add_argument("--step", type=int, help="the model that learner.export_every wrote after this step")
+    push.add_argument("--adapter", action="store_true", help="only the adapters, for PEFT")
+    push.add_argument(
+        "--public", action="store_true", help="make the repository for everybody; default: private"
     )
 
 

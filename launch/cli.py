@@ -112,6 +112,12 @@ def run_without_file(args: argparse.Namespace) -> int:
             return view(args)
         case "samples":
             return show_samples(args)
+        case "push":
+            from launch.commands.push import push
+
+            return push(
+                args.run, args.repo, best=args.best, step=args.step, adapter=args.adapter, public=args.public
+            )
         case "journal":
             from launch.commands import journal
 

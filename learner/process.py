@@ -171,7 +171,7 @@ def lead(
         leave()
     if Path(model).is_dir():
         try:
-            check_names(engine.weights().shapes, Path(model))
+            check_names(engine.shapes, Path(model))
         except WeightsError as error:
             raise ModelUnusable(str(error)) from None
     return engine

@@ -37,6 +37,8 @@ BEGAN = "began"
 """File in the run folder: when the last learner process began, in seconds since 1970."""
 METRICS = "metrics.jsonl"
 """File in the run folder with a line of figures for each step."""
+ADAPTER_FOLDER = "adapter"
+"""Folder in an exported model: the adapters that are merged into it, for PEFT (`learner.lora`)."""
 CHECKPOINTS = "checkpoints"
 """Folder of checkpoints in the run folder."""
 SHARED_MEMORY = Path("/dev/shm")

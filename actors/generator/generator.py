@@ -463,7 +463,7 @@ async def serve_on_loop(
         )
         cache = Cache(cache_folder(shared_memory(), run, broker), run, partial(access, keys))
         pace = VersionPace()
-        stage = Stage(f"{run}-{name}", facts.shapes, cache=cache, pace=pace)
+        stage = Stage(f"{run}-{name}", facts.shapes, cache=cache, pace=pace, adapters=config.adapter_rank)
         try:
             async with relay(config, cache, run, broker, keys) as weights_url:
                 generator = Generator(

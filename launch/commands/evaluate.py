@@ -106,6 +106,8 @@ def find_weights(target: str, config: RunConfig) -> Weights:
         model = model.model_copy(update={"path": str(prepare(theirs))})
     # A checkpoint of several hosts is read on this one.
     ours = {name: getattr(config.learner, name) for name in (*FROM_THE_FILE, "steps", "nodes", "rendezvous")}
+    if (lora := theirs.learner.lora) is not None:
+        ours["lora"] = lora.model_copy(update={"publish": "merged"})
     config = _with_model(config, model).model_copy(update={"learner": theirs.learner.model_copy(update=ours)})
     words = f"the checkpoint of step {newest.step} of {folder}"
     return Weights(words, config, newest.step, folder / CHECKPOINTS)
@@ -124,7 +126,9 @@ def for_evaluating(config: RunConfig) -> RunConfig:
         update={"steps": 0, "processes": 1, "nodes": 1, "rendezvous": "", "devices": ()}
     )
     section = config.run.model_copy(update={"name": f"{config.run.name}-eval", "mode": "async"})
-    return config.model_copy(update={"learner": learner, "run": section})
+    # What is evaluated is a whole model.
+    generator = config.generator.model_copy(update={"adapter_rank": 0})
+    return config.model_copy(update={"learner": learner, "run": section, "generator": generator})
 
 
 def _with_model(config: RunConfig, model: ModelSection) -> RunConfig:

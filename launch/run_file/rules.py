@@ -31,6 +31,27 @@ def routes_untold(config: RunConfig) -> Iterator[str]:
         )
 
 
+def versions_untaken(config: RunConfig) -> Iterator[str]:
+    """Yield why no generator would take the versions that the learner publishes, where it trains adapters."""
+    lora, taken = config.learner.lora, config.generator.adapter_rank
+    if lora is None or lora.publish != "adapter":
+        if taken:
+            yield (
+                f"generator.adapter_rank is {taken}, but the learner publishes whole weights; leave "
+                "generator.adapter_rank out"
+            )
+    elif config.generator.backend == "http":
+        yield (
+            'learner.lora.publish is "adapter" but generator.backend is "http", which takes whole weights; set publish '
+            'to "merged"'
+        )
+    elif lora.rank > taken:
+        yield (
+            f'learner.lora.publish is "adapter" with learner.lora.rank = {lora.rank}, but generators take adapters of '
+            f'rank {taken} at most; leave generator.adapter_rank out, or set publish to "merged" for a rank above 512'
+        )
+
+
 def sleep_impossible(config: RunConfig) -> Iterator[str]:
     """Yield why no engine could sleep while the learner updates, although the run file says so."""
     if config.generator.sleep_in_updates is not True:
@@ -202,6 +223,7 @@ def _roles(config: RunConfig) -> Iterator[str]:
             "an evaluation; set it to 0"
         )
     yield from routes_untold(config)
+    yield from versions_untaken(config)
     yield from sleep_impossible(config)
 
 

@@ -10,11 +10,13 @@ from pydantic import Field, model_validator
 from actors.config import ActorConfig, GeneratorConfig
 from broker.config import BrokerConfig, FleetConfig
 from envs.registry import EnvConfig
-from learner.settings.learner import LearnerConfig
+from learner.settings.learner import LearnerConfig, LoraConfig
 from learner.settings.trackers import DEFAULT_TRACKERS, TrackerName
 from protocol.section import Section
 from protocol.security.addresses import is_loopback
 
+MOST_RANK = 512
+"""Largest rank of adapters that vLLM takes."""
 ADAPTERS_LR = 2e-5
 """Learning rate of adapters, where the run file has none."""
 TINY_LR = 3e-4
@@ -221,7 +223,7 @@ class RunConfig(Section):
     def _derived(cls, data: Any) -> Any:
         """Fill in values that follow from other values, where the run file leaves them out."""
         # Values of a wrong type are reported by the fields themselves.
-        return _with_routes(_with_rate(_with_constant(_with_longest(data))))
+        return _with_adapters(_with_routes(_with_rate(_with_constant(_with_longest(data)))))
 
     @property
     def local_models(self) -> bool:
@@ -315,3 +317,19 @@ def _table(data: Any, name: str) -> dict[str, Any]:
     """Return a table of unchecked data; an empty one if it is missing or no table."""
     table = data.get(name, {}) if isinstance(data, dict) else {}
     return table if isinstance(table, dict) else {}
+
+
+def _with_adapters(data: Any) -> Any:
+    """Return a run file's content in which learner and generators agree on whether versions are adapters."""
+    generator, learner = _table(data, "generator"), _table(data, "learner")
+    lora = learner.get("lora")
+    if not isinstance(lora, dict) or not isinstance(data.get("generator", {}), dict):
+        return data
+    rank, publish = lora.get("rank", LoraConfig().rank), lora.get("publish", "auto")
+    if publish == "auto" and type(rank) is int:
+        fits = generator.get("backend", "vllm") == "vllm" and rank <= MOST_RANK
+        publish = "adapter" if fits else "merged"
+        data = {**data, "learner": {**learner, "lora": {**lora, "publish": publish}}}
+    if publish != "adapter" or "adapter_rank" in generator or type(rank) is not int or rank > MOST_RANK:
+        return data
+    return {**data, "generator": {**generator, "adapter_rank": rank}}

@@ -13,6 +13,7 @@ from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
+from launch.model_card import write_cards
 from launch.run_file.sections import RunConfig
 from launch.supervise.progress import SMOOTHED_STEPS, episodes_row, percent
 from learner.run_files import METRICS, RESULT, best_model, best_of, score_of
@@ -247,6 +248,10 @@ def write_summary(
         _write(summary, folder)
     except OSError as error:
         note(f"summary.json could not be written ({error}); {folder / RESULT} has the learner's part of it")
+    try:
+        write_cards(config, folder, summary)
+    except OSError as error:
+        note(f"a model card could not be written ({error}); the run itself is done")
     try:
         draw_curve(lines, result["evaluations"], curve, title=folder.name)
     except (OSError, ImportError) as error:

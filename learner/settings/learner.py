@@ -134,8 +134,8 @@ ALL_LINEAR = "all-linear"
 
 class LoraConfig(Section):
     """`[learner.lora]`: train adapters of low rank in place of the model's own weights (LoRA, arXiv:2106.09685).
-    Generators, evaluations and the final model get the adapters merged into the weights, see docs/run/lora.md. It needs
-    the extra `lora`, and a learning rate 10 to 100 times that of full weights."""
+    Evaluations and the final model have the adapters merged into the weights, see docs/run/lora.md. It needs the extra
+    `lora`, and a learning rate 10 to 100 times that of full weights."""
 
     rank: int = Field(16, ge=1)
     """Rank of the adapters: the columns of B and rows of A in W + alpha / rank · B A. At least 1, at most the smaller
@@ -146,6 +146,9 @@ class LoraConfig(Section):
     targets: str | ModuleNames = ALL_LINEAR
     """Layers that get an adapter: "all-linear" for every linear layer but the output layer, or a list of names such as
     ["q_proj", "v_proj"]. A name stands for every linear layer whose path ends with it."""
+    publish: Literal["auto", "adapter", "merged"] = "auto"
+    """What a policy version is. "adapter": A and B alone, which vLLM puts beside the model's weights. "merged": all
+    weights of the model. "auto": the adapter where `generator.backend` is "vllm" and vLLM takes its rank."""
 
     @property
     def names(self) -> tuple[str, ...]:

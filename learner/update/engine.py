@@ -19,6 +19,7 @@ import torch.distributed as dist
 from learner import checkpoint_files
 from learner.advantages import TokenAdvantages, assign_advantages, risk_advantages
 from learner.formulas import hashes
+from learner.run_files import ADAPTER_FOLDER
 from learner.settings.advantages import RiskAdvantage
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import RouteLayers, Trajectory
@@ -37,7 +38,7 @@ from learner.update.devices import (
     take_gpu,
     use_float_attention,
 )
-from learner.update.lora import count_parameters, frozen_digest
+from learner.update.lora import count_parameters, frozen_digest, save_adapter
 from learner.update.policy import FrozenPolicy, PolicyModule, load_policy, save_pretrained
 from learner.update.report import UpdateOutcome, UpdateReport, make_report, mean_length, token_operations
 from learner.update.routed_experts import ForcedRoutes
@@ -291,13 +292,21 @@ class TrainingEngine:
     def weights(self) -> OutgoingWeights:
         """Return the weights to publish.
 
-        Names are Hugging Face's; tied tensors appear once; adapters are merged into their layers. If you take the
-        tensors, take all of them before any other call to the engine.
+        Names are Hugging Face's; tied tensors appear once; adapters are merged into their layers, or are all that there
+        is (`learner.lora.publish`). If you take the tensors, take all of them before any other call to the engine.
         """
-        shapes = ranks.weight_shapes(self.deepspeed)
+        lora = self.config.lora
+        alone = lora is not None and lora.publish == "adapter"
+        shapes = ranks.adapter_weight_shapes(self.deepspeed) if alone else self.shapes
         if self.config.publish_dtype == "bfloat16":
             shapes = rounded_shapes(shapes)
-        return OutgoingWeights(shapes, self._gathered(), self.copies)
+        tensors = self._gathered_adapters(scaled=True) if alone else self._gathered()
+        return OutgoingWeights(shapes, tensors, self.copies)
+
+    @property
+    def shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Dtype and shape of the tensors of the whole model, under the names of its folder."""
+        return ranks.weight_shapes(self.deepspeed)
 
     @property
     def register(self) -> Callable[[memoryview], Callable[[], None]] | None:
@@ -339,8 +348,16 @@ class TrainingEngine:
         return self._load_share(folder, name)
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the model, adapters merged, as a Hugging Face folder, with the tokenizer's files."""
+        """Write the model, adapters merged, as a Hugging Face folder, with the tokenizer's files.
+
+        Adapters are written beside it, too, in a folder of their own for PEFT.
+        """
         save_pretrained(self.deepspeed.module.lm, self._gathered(), folder, source=self.model)
+        if self.config.lora is not None:
+            factors = self._gathered_adapters(scaled=False)
+            save_adapter(
+                self.deepspeed.module.lm, factors, folder / ADAPTER_FOLDER, self.config.lora, self.model
+            )
 
     def release(self) -> None:
         """End `follow` on the other ranks and free the model. The process group stays for the next engine."""
@@ -356,6 +373,11 @@ class TrainingEngine:
         self._others.send_finish(leave=True)
         self._free()
         self._leave()
+
+    def _gathered_adapters(self, *, scaled: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        if self.config.zero_stage_used == 3:
+            self._others.send_gather(adapters=True)
+        yield from ranks.gathered_adapters(self.deepspeed, scaled=scaled)
 
     def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self.config.zero_stage_used == 3:
@@ -375,8 +397,9 @@ class TrainingEngine:
                     self._train_batch(ranks.decode_batch(command, body))
                 case ranks.RunEstimate():
                     self.updater.estimate(ranks.decode_batch(command, body))
-                case ranks.GatherWeights():
-                    for _ in ranks.gathered_weights(self.deepspeed):
+                case ranks.GatherWeights(adapters=alone):
+                    gathered = ranks.gathered_adapters(self.deepspeed, scaled=False) if alone else None
+                    for _ in gathered or ranks.gathered_weights(self.deepspeed):
                         pass
                 case ranks.SaveCheckpoint(folder=folder, name=name):
                     self._save_share(Path(folder), name, {})

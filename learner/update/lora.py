@@ -1,12 +1,14 @@
 """Adapters of low rank (LoRA) inside a model, and the weights that a layer and its adapter make together.
 
 PEFT puts them in. The model stays of its own class, so whatever computes with it works as before; only the names and
-the number of its parameters change. Outside the learner nobody sees adapters: the learner publishes merged weights
-under the names of the model without them.
+the number of its parameters change. The learner publishes the adapters alone, or merged weights under the names of the
+model without them. An exported model is merged, and has a folder with the adapters beside it.
 """
 
 import re
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from learner.errors import LoraError
 from learner.settings.learner import LoraConfig
+from protocol.weights.format import WEIGHT
 
 INSTALL = "pip install '.[learner,lora]'"
 ADAPTER = "default"
@@ -181,6 +184,56 @@ def add_adapters(lm: Any, config: LoraConfig) -> None:
         fan_in_fan_out=all(isinstance(layers[path], Conv1D) for path in chosen),
     )
     peft.inject_adapter_in_model(settings, lm, adapter_name=ADAPTER)
+
+
+def save_adapter(
+    lm: Any, factors: Iterable[tuple[str, Tensor]], folder: Path, config: LoraConfig, base: str
+) -> None:
+    """Write adapters as PEFT does, so that PEFT and ``vllm serve --enable-lora`` load the folder.
+
+    Args:
+        lm: model with the adapters.
+        factors: A and B of each layer by name, without the scale; see `learner.update.ranks.gathered_adapters`.
+        folder: is made unless it is there.
+        base: name or folder of the model without them.
+    """
+    import peft
+    from safetensors.torch import save_file
+
+    tensors = {f"base_model.model.{name}": t.to("cpu", copy=True).contiguous() for name, t in factors}
+    layers = [published_name(name).removesuffix(WEIGHT) for name in adapters(lm)]
+    below = {path.removesuffix(WRAPPED[:-1]) for path in linear_layers(lm) if ".lora_" not in path}
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.scale * config.rank,
+        target_modules=target_names(layers, sorted(below)),
+        bias="none",
+        fan_in_fan_out=any(adapter.transposed for adapter in adapters(lm).values()),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+        inference_mode=True,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    settings.save_pretrained(str(folder))
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    # The weights are written through a temporary file that only its owner may read.
+    (folder / "adapter_model.safetensors").chmod((folder / "adapter_config.json").stat().st_mode & 0o777)
+
+
+def target_names(chosen: Sequence[str], layers: Sequence[str]) -> list[str]:
+    """Return names by which PEFT finds the layers chosen and no other: their last parts, or else their paths.
+
+    Args:
+        chosen: paths of layers with an adapter.
+        layers: paths of all linear layers.
+
+    Example:
+        >>> target_names(["a.q", "b.q"], ["a.q", "b.q", "head"]), target_names(["a.q"], ["a.q", "b.q"])
+        (['q'], ['a.q'])
+    """
+    names = sorted({path.rpartition(".")[2] for path in chosen})
+    found = {path for path in layers if any(ends_with(path, name) for name in names)}
+    return names if found == set(chosen) else list(chosen)
 
 
 def adapters(lm: nn.Module) -> dict[str, Adapter]:

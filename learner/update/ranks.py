@@ -44,7 +44,7 @@ from learner.update.lora import Adapter, adapters, published_name
 from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN
 from protocol.codec import pack_arrays, unpack_arrays
 from protocol.messages.fields import ArraySpec
-from protocol.weights.format import TORCH_DTYPES
+from protocol.weights.format import ADAPTER_DOWN, ADAPTER_UP, TORCH_DTYPES, WEIGHT
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Timeout of collectives; longer than rank 0 may ever wait for data."""
@@ -277,6 +277,8 @@ class _Weight(NamedTuple):
     tensor: Tensor
     adapter: Adapter | None = None
     """Adapter that is merged into the tensor."""
+    factor: float = 1.0
+    """What the tensor is multiplied with."""
 
     @property
     def parts(self) -> list[Tensor]:
@@ -291,14 +293,19 @@ class _Weight(NamedTuple):
     def merged(self) -> Tensor:
         """Return the tensor, with its adapter, on its device."""
         tensor = self.tensor.detach()
+        if self.factor != 1.0:
+            return (tensor.float() * self.factor).to(tensor.dtype).contiguous()
         return (tensor if self.adapter is None else self.adapter.merged(tensor)).contiguous()
 
 
 def weight_shapes(engine: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return ``name -> (safetensors dtype, shape)`` with the names of the model's folder; tied tensors appear once."""
     weights = (
-        (name, torch.empty(getattr(tensor, "ds_shape", tensor.shape), dtype=tensor.dtype, device="meta"))
-        for name, tensor, _ in _model_weights(engine)
+        (
+            w.name,
+            torch.empty(getattr(w.tensor, "ds_shape", w.tensor.shape), dtype=w.tensor.dtype, device="meta"),
+        )
+        for w in _model_weights(engine)
     )
     return {
         name: (SAFETENSORS_NAMES[tensor.dtype], tuple(tensor.shape))
@@ -331,6 +338,37 @@ def as_in_folder(lm: Any, name: str, tensor: Tensor) -> Iterator[tuple[str, Tens
 
     for own, part in revert_weight_conversion(lm, {name: tensor}).items():
         yield own, part.contiguous()
+
+
+def adapter_weight_shapes(engine: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return ``name -> (safetensors dtype, shape)`` of the adapters as a version has them, see `adapter_shapes`."""
+    return {
+        weight.name: (
+            SAFETENSORS_NAMES[weight.tensor.dtype],
+            tuple(getattr(weight.tensor, "ds_shape", weight.tensor.shape)),
+        )
+        for weight in _adapter_weights(engine, scaled=True)
+    }
+
+
+def gathered_adapters(engine: Any, *, scaled: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield the factors of all adapters, A and B of each layer, under the layers' names in the model's folder.
+
+    At stage 3 this is a collective call, see `gathered_weights`.
+
+    Args:
+        scaled: whether B is multiplied with the adapters' scale.
+    """
+    yield from _gathered(engine, _adapter_weights(engine, scaled=scaled))
+
+
+def _adapter_weights(engine: Any, *, scaled: bool) -> list[_Weight]:
+    found = []
+    for name, adapter in adapters(engine.module.lm).items():
+        layer = published_name(name).removesuffix(WEIGHT)
+        found.append(_Weight(layer + ADAPTER_DOWN, adapter.down))
+        found.append(_Weight(layer + ADAPTER_UP, adapter.up, factor=adapter.scale if scaled else 1.0))
+    return found
 
 
 def trained_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
@@ -411,6 +449,9 @@ class RunEstimate(Struct, tag="estimate", frozen=True):
 
 class GatherWeights(Struct, tag="weights", frozen=True):
     """Take part in gathering full parameters."""
+
+    adapters: bool = False
+    """True if the adapters are gathered, and nothing else."""
 
 
 class SaveCheckpoint(Struct, tag="save", frozen=True):
@@ -531,10 +572,10 @@ class OtherRanks:
         if self._count:
             _send(*encode_batch(RunEstimate, batch))
 
-    def send_gather(self) -> None:
-        """Let them take part in gathering full parameters."""
+    def send_gather(self, *, adapters: bool = False) -> None:
+        """Let them take part in gathering full parameters, or the adapters alone."""
         if self._count:
-            _send(GatherWeights())
+            _send(GatherWeights(adapters))
 
     def send_save(self, folder: Path, name: str) -> None:
         """Let them write their shares of a checkpoint."""

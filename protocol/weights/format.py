@@ -252,6 +252,67 @@ def verify_shapes(manifest: Manifest, expected: Shapes) -> None:
             )
 
 
+ADAPTER_DOWN, ADAPTER_UP = ".lora_A.weight", ".lora_B.weight"
+"""Endings of the names of a layer's two factors in a version that is an adapter."""
+WEIGHT = ".weight"
+
+
+def adapter_shapes(
+    layers: Iterable[str], whole: Shapes, rank: int, dtype: str
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the tensors of a version that is an adapter of low rank: A [rank, inputs] and B [outputs, rank] of layers.
+
+    The scale is in B, so a layer computes with W + B A.
+
+    Args:
+        layers: paths of layers.
+        whole: tensors of the model.
+        rank: columns of B.
+        dtype: safetensors' name of the float type.
+
+    Raises:
+        WeightsError: the model has no matrix of a layer.
+
+    Example:
+        >>> adapter_shapes(["q"], {"q.weight": ("F32", (6, 4))}, 2, "F32")
+        {'q.lora_A.weight': ('F32', (2, 4)), 'q.lora_B.weight': ('F32', (6, 2))}
+    """
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for layer in layers:
+        _, shape = whole.get(layer + WEIGHT, ("", ()))
+        if len(shape) != 2:
+            raise WeightsError(f"an adapter of {layer}, of which the model in service has no matrix")
+        found[layer + ADAPTER_DOWN] = (dtype, (rank, shape[1]))
+        found[layer + ADAPTER_UP] = (dtype, (shape[0], rank))
+    return found
+
+
+def verify_adapter(manifest: Manifest, whole: Shapes, most: int) -> None:
+    """Check that a version is an adapter for layers of the model in service.
+
+    Args:
+        whole: tensors of the model.
+        most: largest rank that is taken.
+
+    Raises:
+        WeightsError: it is none, or not for this model.
+    """
+    downs = [t for t in manifest.tensors if t.name.endswith(ADAPTER_DOWN) and len(t.shape) == 2]
+    if not downs:
+        raise WeightsError(
+            f"version {manifest.version} has whole weights, but this generator takes adapters; learner and generators "
+            "need one run file, with one learner.lora.publish"
+        )
+    ranks, dtypes = {t.shape[0] for t in downs}, {t.dtype for t in downs}
+    if len(ranks) > 1 or len(dtypes) > 1 or not 1 <= max(ranks) <= most:
+        raise WeightsError(
+            f"version {manifest.version}: adapters of rank {sorted(ranks)} and type {sorted(dtypes)}; one rank of at "
+            f"most {most} and one type were expected"
+        )
+    layers = [t.name.removesuffix(ADAPTER_DOWN) for t in downs]
+    verify_shapes(manifest, adapter_shapes(layers, whole, ranks.pop(), dtypes.pop()))
+
+
 def same_layout(one: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> bool:
     """Return whether two versions list the same names, dtypes and shapes in the same order."""
     return [(t.name, t.dtype, t.shape) for t in one] == [(t.name, t.dtype, t.shape) for t in other]

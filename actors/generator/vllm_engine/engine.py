@@ -20,7 +20,7 @@ from actors.generator.requests import stamp
 from actors.generator.vllm_engine.one_process import in_this_process
 from actors.generator.vllm_engine.plugin import PARENT, is_registered
 from actors.generator.vllm_engine.routes import RouteReader, allow_on_cpu
-from actors.generator.weights.staging import tensor_table
+from actors.generator.weights.staging import ADAPTER, ADAPTER_NUMBER, tensor_table
 from actors.sampled import FinishReason, Routes, Sampled, nothing
 from protocol.errors import GpuUnusable
 from protocol.messages.fields import KvPolicy
@@ -64,6 +64,8 @@ def check_platform(config: GeneratorConfig, platform: Platform) -> None:
 
 
 BACKEND = "offbeat_file"
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks for which vLLM makes room; a smaller one fits in."""
 WORKER_EXTENSION = "actors.generator.vllm_engine.worker.WeightWorker"
 # With vLLM's default of 128, short prompts get no prefix caching at all.
 CPU_BLOCK_SIZE = 32
@@ -136,6 +138,9 @@ def engine_arguments(config: GeneratorConfig, *, model: str, seed: int, cpu: boo
         "worker_extension_cls": WORKER_EXTENSION,
         "weight_transfer_config": {"backend": BACKEND},
     }
+    if config.adapter_rank:
+        rank = next(rank for rank in RANKS if rank >= config.adapter_rank)
+        arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1, "max_cpu_loras": 1}
     if cpu:
         arguments["kv_cache_memory_bytes"] = config.kv_cache_mb << 20
         # vLLM wants at least one token for each running request.
@@ -157,7 +162,7 @@ def described_to_vllm(vllm: Any, arguments: Mapping[str, Any]) -> Any:
         ModelNotLoaded: it cannot be made: vLLM does not know the architecture, or lacks a package that the model needs.
     """
     try:
-        return vllm.AsyncEngineArgs(**arguments).create_engine_config()
+        described = vllm.AsyncEngineArgs(**arguments).create_engine_config()
     except (ImportError, ValueError, KeyError, AttributeError, NotImplementedError) as error:
         # vLLM goes on with the names of all architectures that it knows.
         told = " ".join(str(error).split()).partition(". Supported architectures")[0][:TOLD_CHARS]
@@ -165,6 +170,17 @@ def described_to_vllm(vllm: Any, arguments: Mapping[str, Any]) -> Any:
             f"vLLM cannot load the model {arguments['model']}: {told}; take a model that this vLLM knows, or install "
             'what is missing. With generator.backend = "http" another server may sample'
         ) from error
+    if arguments.get("enable_lora"):
+        from vllm.model_executor.models import supports_lora
+
+        model = described.model_config
+        kind, _ = model.registry.resolve_model_cls(model.architectures, model)
+        if not supports_lora(kind):
+            raise ModelNotLoaded(
+                f"vLLM has no adapters for the model {arguments['model']} ({kind.__name__}); set "
+                'learner.lora.publish to "merged"'
+            )
+    return described
 
 
 def warm_up_prompts(tokens: int, config: GeneratorConfig, vocab_size: int) -> list[list[list[int]]]:
@@ -313,6 +329,9 @@ class VllmEngine(VersionedEngine):
     With kv = "recomputed" an update drops all cached keys and values, and running requests are computed again
     under the new weights. With "kept" running requests go on with their cached keys and values. A cache salt
     per version then keeps requests that start later from reading entries of earlier weights.
+
+    With ``config.adapter_rank`` a version is an adapter (LoRA). All requests name the same one, and an update replaces
+    it while they are paused, so that running ones go on with the new version as with whole weights.
     """
 
     frozen = ""
@@ -324,6 +343,7 @@ class VllmEngine(VersionedEngine):
         self._llm = llm
         self._stats = stats
         self._interval = stream_interval
+        self._adapter: Any = None
         self._advised = False
 
     @classmethod
@@ -371,8 +391,29 @@ class VllmEngine(VersionedEngine):
         # vLLM keeps this frame alive, but `close` has to drop the last reference.
         del llm
         await engine._llm.update_weight_version("0")
+        if config.adapter_rank:
+            await engine._begin_with_adapter()
         await engine._warm_up(config)
         return engine
+
+    async def _begin_with_adapter(self) -> None:
+        """Put an adapter that changes nothing beside the model, so that all requests have one from version 0 on.
+
+        Raises:
+            EngineFailed: vLLM cannot do this.
+        """
+        from vllm.lora.request import LoRARequest
+
+        # The path is never read: the worker has the adapter of this number already, and replaces it itself.
+        self._adapter = LoRARequest(ADAPTER, ADAPTER_NUMBER, ADAPTER)
+        try:
+            await self._llm.collective_rpc("load_adapter", args=({"path": "", "tensors": []},))
+        except Exception as error:
+            await self.close()
+            raise EngineFailed(
+                f"vLLM takes no adapter beside this model ({type(error).__name__}: {error}); set "
+                'learner.lora.publish to "merged"'
+            ) from None
 
     async def _warm_up(self, config: GeneratorConfig) -> None:
         """Make a few of the largest steps: the first may compile and allocate, the others are measured.
@@ -419,7 +460,7 @@ class VllmEngine(VersionedEngine):
         seen: list[tuple[int, int]] = []
         try:
             prompt, sampling = self._prompt(request), self._sampling(request)
-            async for output in self._llm.generate(prompt, sampling, request.id):
+            async for output in self._llm.generate(prompt, sampling, request.id, lora_request=self._adapter):
                 (answer,) = output.outputs
                 if answer.weight_versions is not None:
                     starts = [(int(span.version), span.start) for span in answer.weight_versions]
@@ -453,8 +494,10 @@ class VllmEngine(VersionedEngine):
 
     async def apply_weights(self, manifest: Manifest, data: Path) -> float:
         update = {"path": str(data), "tensors": tensor_table(manifest)}
+        load = "load_version" if self._adapter is None else "load_adapter"
         with self._replacing_weights(manifest.version):
-            await map_ahead(self._llm, data)
+            if self._adapter is None:
+                await map_ahead(self._llm, data)
             self._open.clear()
             # pause_generation would sleep 20 ms more, only so that outputs come before it returns. That is
             # not needed, because outputs here carry their versions. It would also clear the cache of images,
@@ -464,7 +507,7 @@ class VllmEngine(VersionedEngine):
             )
             # The pause begins here: until now the step that was running has still produced tokens.
             began = time.perf_counter()
-            await self._llm.collective_rpc("load_version", args=(update,))
+            await self._llm.collective_rpc(load, args=(update,))
             await self._llm.update_weight_version(str(manifest.version))
             await self._llm.resume_generation()
         return time.perf_counter() - began

@@ -27,7 +27,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from actors.generator.vllm_engine.routes import record_on_cpu
-from actors.generator.weights.staging import FILE_FORMAT, shares
+from actors.generator.weights.staging import ADAPTER_NUMBER, FILE_FORMAT, shares
 from actors.generator.weights.tensors import DeviceReader, FileAhead, file_bytes, free_bytes, tensors_in
 from protocol.processes import die_with_parent
 
@@ -246,9 +246,57 @@ def spare_cpu_generators() -> None:
     GPUModelRunner._bookkeeping_sync = without_turning_back
 
 
+def put_adapter(manager: Any, tensors: dict[str, torch.Tensor]) -> None:
+    """Put an adapter into vLLM's, in place of the one that requests use.
+
+    vLLM copies it into tensors that it has made for adapters, so a step that is compiled or captured computes with it.
+
+    Args:
+        manager: vLLM's ``lora_manager`` of a worker.
+        tensors: the factors of layers, see `protocol.weights.format.adapter_shapes`. Layers without any compute with
+            their weight alone. Without any at all, the adapter is one of vLLM's own, which is zero.
+    """
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    own = manager._adapter_manager
+    rank = min((min(tensor.shape) for tensor in tensors.values()), default=1)
+    mapper = getattr(own.model, "hf_to_vllm_mapper", None)
+    if not tensors:
+        own.add_adapter(own.create_dummy_lora(ADAPTER_NUMBER, rank, manager.embedding_modules))
+        own.activate_adapter(ADAPTER_NUMBER)
+        return
+    adapter = LoRAModel.from_lora_tensors(
+        ADAPTER_NUMBER,
+        # vLLM knows the names that PEFT writes. The scale is in B already.
+        {f"base_model.model.{name}": tensor for name, tensor in tensors.items()},
+        PEFTHelper(r=rank, lora_alpha=rank, target_modules=[]),
+        device="cpu",
+        dtype=manager.lora_config.lora_dtype,
+        weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
+        skip_prefixes=getattr(own.model, "lora_skip_prefixes", None),
+    )
+    wanted = set(adapter.loras)
+    own.remove_adapter(ADAPTER_NUMBER)
+    own.add_adapter(adapter)
+    own.activate_adapter(ADAPTER_NUMBER)
+    if unknown := sorted(wanted - known_to_vllm(own)):
+        raise ValueError(f"vLLM has no adapter for {unknown[0]} ({len(unknown)} layers)")
+
+
+def known_to_vllm(own: Any) -> set[str]:
+    """Return the names of layers that can have an adapter: those of parts that vLLM computes as one, too."""
+    names = set(own.modules)
+    for name in own.modules:
+        parent, _, last = name.rpartition(".")
+        names |= {f"{parent}.{part}" for part in own.packed_modules_mapping.get(last, ())}
+    return names
+
+
 class WeightWorker:
     """Extension that vLLM mixes into its worker class."""
 
+    model_runner: Any
     start_weight_update: Callable[[], None]
     update_weights: Callable[[dict[str, Any]], None]
     finish_weight_update: Callable[[], None]
@@ -260,6 +308,11 @@ class WeightWorker:
     def is_mapped(self) -> bool:
         """Return whether the file is mapped."""
         return FILE_AHEAD.ready
+
+    def load_adapter(self, update_info: dict[str, Any]) -> None:
+        """Replace the adapter by that of a version. The path "" stands for one that changes nothing."""
+        rows, path = update_info["tensors"], update_info["path"]
+        put_adapter(self.model_runner.lora_manager, dict(tensors_in(file_bytes(path), rows)) if path else {})
 
     def load_version(self, update_info: dict[str, Any]) -> None:
         """Run an update's three steps in one call of the engine, because each call adds 1 ms to the pause."""

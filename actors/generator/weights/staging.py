@@ -17,7 +17,15 @@ from actors.generator.weights.cache import Cache
 from protocol.errors import WeightsError
 from protocol.files import make_private_folder
 from protocol.weights.files import untouched, verify_bytes, verify_header
-from protocol.weights.format import DATA, Manifest, Shapes, host_id, read_manifest, verify_shapes
+from protocol.weights.format import (
+    DATA,
+    Manifest,
+    Shapes,
+    host_id,
+    read_manifest,
+    verify_adapter,
+    verify_shapes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -217,6 +225,7 @@ class Stage:
         name: name of run and generator. Folders that killed processes of this name have left are removed.
         expected: ``name -> (dtype, shape)`` of the model folder's tensors. Names and shapes must match. The
             learner may publish a float type that differs from the folder's, but the same in all versions.
+        adapters: largest rank of versions that are adapters; 0: versions have all tensors expected.
         root: folder in which the stage makes its own. None means shared memory.
         cache: cache of this host, for versions of a learner on a different host. The stage closes it.
         pace: is told how long versions take to come.
@@ -232,7 +241,10 @@ class Stage:
         root: Path | None = None,
         cache: Cache | None = None,
         pace: VersionPace | None = None,
+        *,
+        adapters: int = 0,
     ) -> None:
+        self._adapters = adapters
         root = root or shared_memory()
         self._cache = cache
         for left in root.glob(f"{STAGE_PREFIX}{name}-*"):
@@ -257,7 +269,10 @@ class Stage:
         source, cached = self._locate(announced)
         manifest = read_manifest(source)
         _check_identity(manifest, announced, run)
-        verify_shapes(manifest, self._wanted(manifest))
+        if self._adapters:
+            verify_adapter(manifest, self._expected, self._adapters)
+        else:
+            verify_shapes(manifest, self._wanted(manifest))
         data = self.folder / f"e{manifest.epoch}-v{manifest.version}.safetensors"
         try:
             link_or_copy(source.with_name(DATA), data)
@@ -273,7 +288,9 @@ class Stage:
         return manifest, data
 
     def accepted(self, manifest: Manifest) -> None:
-        """Record that a version is in service. Later versions must have its dtypes."""
+        """Record that a version is in service. Later versions must have its dtypes, unless they are adapters."""
+        if self._adapters:
+            return
         self._expected = {t.name: (t.dtype, tuple(t.shape)) for t in manifest.tensors}
         self._dtypes_settled = True
 
@@ -388,6 +405,8 @@ def shares(rows: list[TensorRow], count: int, *, together: int | None) -> list[l
     return found
 
 
+ADAPTER, ADAPTER_NUMBER = "policy", 1
+"""Name and number that vLLM knows the adapter by, of which all versions take turns."""
 STAGE_TIMEOUT_S = 3600.0
 LOAD_BYTES_PER_S = 50e6
 """Slowest pace of a load, slower than any memory. `load_deadline` adds the time of the bytes at this pace."""

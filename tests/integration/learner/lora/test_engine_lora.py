@@ -16,8 +16,9 @@ from learner.settings.learner import LearnerConfig, LoraConfig, OptimizerConfig
 from learner.settings.surrogates import ClipSurrogate
 from learner.update import ranks as zero
 from learner.update.engine import TrainingEngine
-from learner.update.lora import published_name
+from learner.update.lora import adapters, published_name
 from learner.update.ranks import trained_weights
+from protocol.weights.format import ADAPTER_DOWN, ADAPTER_UP, adapter_shapes
 from tests.integration.learner.published import assert_weights_close, resumed, weights_of
 from tests.integration.learner.tiny_qwen3 import save, tiny_model
 from tests.methods import method
@@ -222,7 +223,7 @@ def test_final_model_is_a_hugging_face_folder_without_adapters(start, tmp_path, 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "final", dtype=torch.float32)
     assert_equal(dict(loaded.named_parameters()), weights_of(engine))
     assert loaded.lm_head.weight.data_ptr() == loaded.model.embed_tokens.weight.data_ptr()
-    assert not list((tmp_path / "final").glob("adapter*"))
+    assert not list((tmp_path / "final").glob("adapter_*"))
 
 
 @pytest.mark.parametrize(
@@ -404,3 +405,56 @@ def test_resume_restores_frozen_policies_and_critics(start, tmp_path, stage, nam
     assert_equal(factors_of(second), factors_of(first))
     if name == "convex":
         assert (tmp_path / "step00000002" / "predecessor.safetensors").stat().st_size < 100_000
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_adapters_alone_are_published_and_make_the_merged_weights(start, stage):
+    engine = start(zero_stage=stage, lora=LORA.model_copy(update={"publish": "adapter"}))
+    assert engine.update(make_batch_of_groups(2, 3), current_version=0).applied
+    factors = factors_of(engine)
+    published = weights_of(engine)
+    frozen = frozen_of(engine)
+    shapes = {name: ("F32", tuple(tensor.shape)) for name, tensor in frozen.items()}
+    layers = [name.removesuffix(ADAPTER_DOWN) for name in published if name.endswith(ADAPTER_DOWN)]
+    assert engine.weights().shapes == adapter_shapes(layers, shapes, 4, "F32")
+    for path in layers:
+        assert torch.equal(published[path + ADAPTER_DOWN], factors[f"{path}.lora_A.default.weight"])
+        assert torch.equal(published[path + ADAPTER_UP], 1.5 * factors[f"{path}.lora_B.default.weight"])
+    engine.config = engine.config.model_copy(update={"lora": LORA})
+    merged = weights_of(engine)
+    assert sum(t.nbytes for t in published.values()) < sum(t.nbytes for t in merged.values()) / 2
+    for path in layers:
+        expected = frozen[f"{path}.weight"] + published[path + ADAPTER_UP] @ published[path + ADAPTER_DOWN]
+        torch.testing.assert_close(merged[f"{path}.weight"], expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "layers.1.mlp.up_proj"]])
+def test_an_export_has_the_adapters_beside_it_for_peft_and_vllm(start, model, tmp_path, targets):
+    import peft
+
+    engine = start(lora=LORA.model_copy(update={"targets": targets}))
+    assert engine.update(make_batch_of_groups(2, 3), current_version=0).applied
+    engine.save_pretrained(tmp_path / "out")
+    folder = tmp_path / "out" / "adapter"
+    assert sorted(path.name for path in folder.iterdir() if path.name != "README.md") == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    ids = torch.tensor([[3, 4, 5, 6]])
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    plain = base(ids).logits.detach().clone()
+    adapted = peft.PeftModel.from_pretrained(base, str(folder))
+    torch.testing.assert_close(adapted(ids).logits, merged(ids).logits, atol=1e-5, rtol=0)
+    assert (adapted(ids).logits - plain).abs().max() > 1e-4
+    assert adapted.peft_config["default"].base_model_name_or_path == str(model)
+
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    helper = PEFTHelper.from_local_dir(str(folder), max_position_embeddings=None)
+    names = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    found = LoRAModel.from_local_checkpoint(str(folder), names, helper, lora_model_id=1, device="cpu")
+    layers = {name for name in adapters(engine.deepspeed.module.lm)}
+    assert {f"{path}.base_layer.weight" for path in found.loras} == layers
+    assert helper.vllm_lora_scaling_factor == 1.5

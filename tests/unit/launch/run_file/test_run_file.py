@@ -188,7 +188,7 @@ def test_every_recipe_loads(path):
         ({"learner": {"lora": {"rank": 0}}}, ["learner.lora.rank", "0"]),
         (
             {"learner": {"lora": {"r": 8}}},
-            ["learner.lora.r: unknown key", "known here: alpha, rank, targets"],
+            ["learner.lora.r: unknown key", "known here: alpha, publish, rank, targets"],
         ),
         (
             {"learner": {"lora": {"targets": []}}},

@@ -1,0 +1,104 @@
+"""Test the card beside an exported model: base, data, method, results and versions, from settings and summary."""
+
+import pytest
+import yaml
+
+from launch.model_card import card, write_cards
+from launch.run_file.sections import RunConfig
+
+EVALUATION = {
+    "set": "",
+    "step": 0,
+    "policy_version": 0,
+    "tasks": 64,
+    "samples": 1,
+    "accuracy": 0.25,
+    "return_mean": 0.5,
+}
+SUMMARY = {
+    "run": "first", "steps": 40, "policy_version": 40, "ended_by": "all steps done", "mode": "async", "seed": 3,
+    "policy_lag": {"mean_versions": 0.5, "max_versions": 3, "bound": 4},
+    "tokens_generated": 12_345, "tokens_trained": 9_000,
+    "evaluations": [EVALUATION, {**EVALUATION, "set": "hard|er", "step": 40, "accuracy": None}],
+}  # fmt: skip
+
+
+def config(**sections):
+    env = {"name": "rows", "params": {"train": "me/sums", "reward": "rewards.py:exact"}}
+    return RunConfig.model_validate(
+        {"model": {"path": "Qwen/Qwen3-0.6B"}, "env": env, "learner": {"batch_trajectories": 32}, **sections}
+    )
+
+
+def test_a_card_says_base_data_method_results_and_versions():
+    text = card(config(), SUMMARY, "model")
+    front, rest = text.removeprefix("---\n").split("---\n", 1)
+    assert yaml.safe_load(front) == {
+        "base_model": "Qwen/Qwen3-0.6B",
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["offbeat", "reinforcement-learning"],
+    }
+    for line in (
+        "# first: model (model)",
+        "| base | Qwen/Qwen3-0.6B |",
+        "| data | rows: me/sums, rewards exact |",
+        "| trained | all weights |",
+        "| steps, policy version | 40, 40 (all steps done) |",
+        "| policy lag | mean 0.5, at most 3 (bound 4) |",
+        "| greedy | 0 | 0 | 64 | 1 | 0.25 | 0.5 |",
+        "| hard\\|er | 40 | 0 | 64 | 1 | not measured | 0.5 |",
+    ):
+        assert line in rest.splitlines()
+    assert "torch " in rest
+
+
+def test_a_card_of_adapters_names_peft_and_how_to_load_them():
+    text = card(config(learner={"lora": {"rank": 8}}), SUMMARY, "model", adapter=True)
+    assert yaml.safe_load(text.split("---\n")[1])["library_name"] == "peft"
+    assert "vllm serve --enable-lora" in text
+    assert "| trained | adapters: rank 8, alpha 16, targets all-linear |" in text
+
+
+def test_a_folder_of_this_host_is_named_and_its_path_is_not_told(tmp_path):
+    base = tmp_path / "secret-place" / "base"
+    base.mkdir(parents=True)
+    text = card(config(model={"path": str(base)}), {**SUMMARY, "evaluations": []}, "step-000020")
+    assert "secret-place" not in text
+    assert "base_model" not in text
+    assert "| base | base |" in text
+    assert "| this model | the one of step 000020 |" in text
+    assert "The run has no evaluation." in text
+
+
+def test_each_exported_model_and_its_adapters_get_a_card(tmp_path):
+    for name in ("model", "models/step-000020", "models/step-000040.partial"):
+        (tmp_path / name / "adapter").mkdir(parents=True)
+        if "partial" not in name:
+            (tmp_path / name / "config.json").write_text("{}")
+    written = write_cards(config(learner={"lora": {}}), tmp_path, SUMMARY)
+    assert sorted(str(path.relative_to(tmp_path)) for path in written) == [
+        "model/README.md",
+        "model/adapter/README.md",
+        "models/step-000020/README.md",
+        "models/step-000020/adapter/README.md",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sections", "publish", "rank"),
+    [
+        ({}, None, 0),
+        ({"learner": {"lora": {}}}, "adapter", 16),
+        ({"learner": {"lora": {"rank": 4, "publish": "adapter"}}}, "adapter", 4),
+        ({"learner": {"lora": {"publish": "merged"}}}, "merged", 0),
+        ({"learner": {"lora": {"rank": 600}}}, "merged", 0),
+        ({"learner": {"lora": {}}, "generator": {"backend": "http", "url": "http://h:1"}}, "merged", 0),
+    ],
+)
+def test_learner_and_generators_agree_on_what_a_version_is(sections, publish, rank):
+    found = config(**sections)
+    assert (found.learner.lora and found.learner.lora.publish, found.generator.adapter_rank) == (
+        publish,
+        rank,
+    )
