@@ -5,6 +5,7 @@ configuration, takes a few tasks of each split, and counts the tokens of their f
 """
 
 import asyncio
+import importlib.util
 import math
 import re
 import shutil
@@ -304,8 +305,13 @@ def examine(config: RunConfig) -> Examined:
 
 
 def without_trackers(config: RunConfig) -> Iterator[str]:
-    """Yield a line for each tracker whose package is not installed here. An evaluation writes to none."""
-    for name in missing_packages(config.run.trackers) if config.learner.steps else ():
+    """Yield a line for each tracker whose package is not installed here, where a learner can run.
+
+    An evaluation writes to none. TensorBoard comes with the learner.
+    """
+    if not config.learner.steps or importlib.util.find_spec("torch") is None:
+        return
+    for name in missing_packages([name for name in config.run.trackers if name != "tensorboard"]):
         yield f"run.trackers names {name}, whose package is not installed: pip install '.[{name}]'"
 
 

@@ -212,6 +212,9 @@ def test_a_run_file_with_a_tracker_that_is_not_installed_is_refused(monkeypatch)
         "run.trackers names wandb, whose package is not installed: pip install '.[wandb]'"
     ]
     assert not list(without_trackers(RunConfig(**base)))
+    # A host that only checks has no learner, and need not have its trackers.
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert not list(without_trackers(config))
 
 
 def test_a_tracker_named_twice_is_refused():
