@@ -357,13 +357,14 @@ class Counts:
     trajectories: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
     newest: list[tuple[str, str]] = field(default_factory=list)
-    """Outcome and id of trajectories that were counted since the last `take_newest`, for the annotations."""
+    """Outcome and id of training trajectories that were counted since the last `take_newest`, for the annotations."""
 
     def add(self, outcome: str, trajectories: Sequence[Trajectory]) -> None:
         """Count trajectories, and the action tokens of their windows, under an outcome."""
         if trajectories:
             self.note(outcome, len(trajectories), sum(t.window_tokens for t in trajectories))
-            self.newest += [(outcome, t.trajectory_id) for t in trajectories[: MAX_NEWEST - len(self.newest)]]
+            untrained = [(outcome, t.trajectory_id) for t in trajectories if t.purpose == "train"]
+            self.newest += untrained[: MAX_NEWEST - len(self.newest)]
 
     def take_newest(self) -> dict[str, list[str]]:
         """Return and forget the ids of the trajectories that were counted, by outcome: the first `MAX_NEWEST`."""

@@ -133,7 +133,7 @@ class Receiver(BaseHTTPRequestHandler):
 def receiver():
     server = HTTPServer(("127.0.0.1", 0), Receiver)
     server.taken, server.code = [], 200
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
     server.shutdown()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from learner import annotations as module
+from learner import trajectory as trajectory_module
 from learner.annotation_files import (
     FOLDER,
     AnnotatedStep,
@@ -20,6 +21,7 @@ from learner.annotation_files import (
     row_type,
 )
 from learner.annotations import AnnotationLog, rows_of
+from learner.trajectory import Counts
 from learner.update.report import ROWS
 from learner.update.token_numbers import TokenNumbers
 from protocol.messages.episodes import Turn
@@ -263,3 +265,16 @@ def test_a_slow_disk_makes_no_step_wait(tmp_path, monkeypatch, caplog):
     go_on.set()
     annotations.close()
     assert annotations.settle(0.0)
+
+
+def test_the_ids_of_what_was_not_trained_are_told_once_and_bounded(monkeypatch):
+    counts = Counts()
+    counts.add("uniform", [make_trajectory("a"), make_trajectory("b")])
+    counts.add("evaluated", [make_trajectory("c", purpose="eval")])
+    counts.add("stale", [make_trajectory("d")])
+    assert counts.take_newest() == {"uniform": ["a", "b"], "stale": ["d"]}
+    assert counts.take_newest() == {}
+    monkeypatch.setattr(trajectory_module, "MAX_NEWEST", 3)
+    for name in "abcde":
+        counts.add("uniform", [make_trajectory(name)])
+    assert counts.take_newest() == {"uniform": ["a", "b", "c"]}
