@@ -1,4 +1,4 @@
-"""`offbeat launch --on ssh` starts the head here and hosts elsewhere, tickets through standard input; with stand-ins."""
+"""`offbeat launch --on ssh` starts the head here, and hosts with tickets through standard input; with stand-ins."""
 
 import json
 

@@ -1,0 +1,119 @@
+"""A real Slurm of three nodes runs the rendered jobs: it grows, shrinks, is preempted, and is cancelled."""
+
+import os
+import sys
+
+import pytest
+
+from launch.cli import main
+from tests.integration.hosts.fleet_harness import OFFBEAT, Fleet
+from tests.integration.hosts.hosts_harness import ROOT
+from tests.integration.hosts.slurm_harness import Cluster, why_not
+from tests.integration.hosts.test_fleet import gauge
+from tests.integration.protocol.encrypted_harness import until
+
+WHY_NOT = why_not()
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(WHY_NOT), reason=f"no Slurm: {WHY_NOT}"),
+]
+PATIENCE_S = 180.0
+HEAD = """
+import os, signal, sys, time
+if sys.argv[1] == "train":
+    # The broker and the learner are the test's, so this head says that it has begun, and waits.
+    os.utime("runs/run/config.json")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    while True:
+        time.sleep(1)
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    cluster = Cluster(tmp_path / "slurm")
+    monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def fleet(tmp_path, monkeypatch, cluster):
+    fleet = Fleet(tmp_path / "fleet")
+    # The jobs run in a folder whose runs/run is the run folder.
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "run").symlink_to(fleet.run)
+    program = tmp_path / "bin" / "offbeat"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\n{HEAD}{OFFBEAT}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    yield fleet
+    fleet.close()
+
+
+def hosts(fleet):
+    """Return the hosts that are there, by name, with the seconds since they joined."""
+    return {one["name"]: one["joined_s"] for one in fleet.broker.status()["hosts"]}
+
+
+def generators(fleet):
+    return [name for name in hosts(fleet) if name.startswith("g-")]
+
+
+def await_generators(fleet, count):
+    until(lambda: len(generators(fleet)) == count, f"{count} generators are there", PATIENCE_S)
+
+
+def test_a_fleet_under_slurm(fleet, cluster, tmp_path, capfd):
+    (tmp_path / "run.toml").write_text(
+        f'[run]\nname = "run"\n[model]\npath = "{fleet.model}"\n[env]\nname = "{fleet.env}"\n'
+    )
+    (tmp_path / "site.toml").write_text(
+        '[slurm]\npartition = "low"\nhead_partition = "high"\nactors_per_task = 1\ngrace_s = 25\nlargest = 5\n'
+    )
+    assert main(["launch", "run.toml", "--on", "slurm", "--site", "site.toml"]) == 0
+    until(lambda: {"g-0", "a-0"} <= set(hosts(fleet)), "two tasks have joined", PATIENCE_S)
+    assert fleet.sampled_by("t0", "t1") == {"generator-g-0-0"}
+    (job,) = {one["job"].split("_")[0] for one in fleet.broker.status()["hosts"] if one["name"] == "g-0"}
+    assert job.startswith("slurm ")
+
+    # Up: the throttle of a running array.
+    capfd.readouterr()
+    assert main(["scale", "runs/run", "generators=3"]) == 0
+    assert "Slurm starts 2" in capfd.readouterr().out
+    await_generators(fleet, 3)
+
+    # Down: the youngest drains, its task is complete and stays away.
+    youngest = min(generators(fleet), key=hosts(fleet).get)
+    assert main(["scale", "runs/run", "generators=2"]) == 0
+    await_generators(fleet, 2)
+    assert youngest not in generators(fleet)
+    name = "offbeat-run-generators"
+    number = youngest.removeprefix("g-")
+    until(lambda: number not in cluster.tasks(name), "the task is complete", PATIENCE_S)
+
+    # Preempted: the task drains within its grace, gives nothing up, and waits to come back.
+    lost = gauge(fleet, "leases_lost_total")
+    (head_node,) = {node for _, node in cluster.tasks("offbeat-run-head").values()}
+    victims = {task: node for task, (state, node) in cluster.tasks(name).items() if state == "RUNNING"}
+    task, node = next((task, node) for task, node in victims.items() if node)
+    options = ["-p", "high", "-w", node, "--time=2", "-o", "/dev/null", "--wrap", "sleep 20"]
+    options += ["-c", "3" if node == head_node else "4"]
+    cluster.run("sbatch", *options)
+    until(lambda: f"g-{task}" not in hosts(fleet), "the preempted host has left", PATIENCE_S)
+    until(lambda: cluster.tasks(name).get(task, ("",))[0] == "PENDING", "it is requeued", PATIENCE_S)
+    assert gauge(fleet, "leases_lost_total") == lost
+
+    # Stopped: all jobs end, and none comes back.
+    assert main(["launch", "--stop", "runs/run"]) == 0
+    until(lambda: not hosts(fleet), "all hosts have left", PATIENCE_S)
+    until(
+        lambda: not cluster.run("squeue", "-h", "--name=offbeat-run-head," + name),
+        "no job is left",
+        PATIENCE_S,
+    )
