@@ -244,40 +244,40 @@ def number_table(results: Results, task: str, lag: int, steps: int) -> str:
 
 def separation(results: Results) -> str:
     """Return for each task whether it separates rows, at the chosen rates and at equal ones, as a table."""
-    head = "| task | rate | lag | `uncorrected` keeps | best row | it keeps | rows below 0.7 | separates |"
-    lines = [head, "|---" * 8 + "|"]
+    head = (
+        "| task | rate | lag | `uncorrected`: reward, share kept | best row: reward, share kept | separates |"
+    )
+    lines = [head, "|---" * 6 + "|"]
     for task, rate, lag in product(TASKS, (None, *RATES[1:]), (16, *LONG_LAGS)):
         kept = kept_at(results, task, lag, rate)
         name = "chosen" if rate is None else f"{rate:g}"
         if ALWAYS[0] not in kept:
             if rate is None:
-                lines.append(f"| {task} | {name} | {lag} | {MISSING} | | | | |")
+                lines.append(f"| {task} | {name} | {lag} | {MISSING} | | |")
             continue
-        best = max(kept, key=lambda row: kept[row])
-        low = sum(value < FAILS for value in kept.values())
-        verdict = "yes" if kept[ALWAYS[0]] < FAILS and kept[best] >= HOLDS else "no"
-        cells = [
-            task,
-            name,
-            lag,
-            f"{kept[ALWAYS[0]]:.2f}",
-            best,
-            f"{kept[best]:.2f}",
-            f"{low} of {len(kept)}",
-        ]
-        lines.append(f"| {' | '.join(map(str, cells))} | {verdict} |")
+        best = max(kept, key=lambda row: kept[row].reward)
+        verdict = "yes" if kept[ALWAYS[0]].share < FAILS and kept[best].share >= HOLDS else "no"
+        plain, top = (f"{kept[row].reward:.2f}, {kept[row].share:.2f}" for row in (ALWAYS[0], best))
+        lines.append(f"| {task} | {name} | {lag} | {plain} | {best}: {top} | {verdict} |")
     return "\n".join(lines)
 
 
-def kept_at(results: Results, task: str, lag: int, rate: float | None = None) -> dict[str, float]:
-    """Return the share of its reward without lag that each row keeps, after equally many steps and at one rate."""
+class Kept(NamedTuple):
+    """Reward at a lag, and its share of the reward without lag."""
+
+    reward: float
+    share: float
+
+
+def kept_at(results: Results, task: str, lag: int, rate: float | None = None) -> dict[str, Kept]:
+    """Return what each row keeps of its reward without lag, after equally many steps and at one rate."""
     steps = max(LEAST_STEPS, 4 * lag)
     seeds = FIRST_SEEDS if lag in FIRST_LAGS else LONG_SEEDS
     kept = {}
     for row in results.rows(task):
         old, fresh = (mean_of(results.scores(task, row, which, steps, seeds, rate)) for which in (lag, 0))
         if old is not None and fresh is not None and fresh.value > 0:
-            kept[row] = old.value / fresh.value
+            kept[row] = Kept(old.value, old.value / fresh.value)
     return kept
 
 

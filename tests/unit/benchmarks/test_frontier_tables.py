@@ -100,9 +100,9 @@ def test_a_task_separates_if_the_uncorrected_row_loses_and_another_one_holds():
         for seed, (lag, score) in product((0, 1), ((64, kept), (0, 1.0))):
             found.append(done(Cell("budget", row, lag, seed, 1.0, 256), score))
     table = tables.separation(tables.Results(found))
-    assert "| budget | 1 | 64 | 0.50 |" in table
+    assert "| budget | 1 | 64 | 0.50, 0.50 |" in table
     assert "| budget | 4 |" not in table
-    assert "| budget | chosen | 64 | 0.50 | grpo | 0.95 | 1 of 2 | yes |" in table
+    assert "| budget | chosen | 64 | 0.50, 0.50 | grpo: 0.95, 0.95 | yes |" in table
 
 
 def test_the_sweep_is_shown_with_the_chosen_rate():
