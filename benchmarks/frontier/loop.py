@@ -55,7 +55,6 @@ NUMBERS = {
     "learner/truncated_fraction": "cut",
     "learner/correction_mean": "weight",
     "learner/gradient_norm": "gradient_norm",
-    "learner/acted_fraction": "acted",
 }
 """Metrics that a result has the mean of, over the second half of the run, and their names there."""
 

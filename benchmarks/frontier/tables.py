@@ -47,7 +47,6 @@ NUMBERS = {
     "entropy": "entropy, nats",
     "clipped": "clipped",
     "cut": "weight cut",
-    "acted": "acted",
 }
 """Columns of the second table, by the name of the number."""
 COLOURS = ("tab:blue", "tab:green", "tab:orange", "tab:red")
