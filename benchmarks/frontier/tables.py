@@ -363,7 +363,8 @@ def plot(results: Results, path: Path) -> None:
         seen = sorted({lag for line in lines.values() for lag, _ in line})
         axes.set_xticks(seen, [str(lag) for lag in seen])
         axes.set(xlabel="forced policy lag, versions", ylim=(0, 1.02))
-        axes.set_title(f"{task}; in grey: the {len(ranked) - len(ends)} other rows", fontsize=9, loc="left")
+        grey = len(ranked) - len(ends)
+        axes.set_title(f"{task}; in grey: {grey} other rows" if grey else task, fontsize=9, loc="left")
         axes.grid(axis="y", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("reward, mean over seeds")
@@ -373,10 +374,14 @@ def plot(results: Results, path: Path) -> None:
 
 
 def points_of(results: Results, task: str, row: str, lags: Sequence[int]) -> list[tuple[int, Mean]]:
-    """Return (lag, reward) of a row."""
+    """Return (lag, reward) of a row; that of the sweep where no seed was run."""
     found = []
+    rate = results.rate(task, row)
     for lag in lags:
         mean = results.first(task, row, lag) if lag in FIRST_LAGS else results.long(task, row, lag, 4 * lag)
+        if mean is None and rate is not None:
+            swept_ = results.swept(task, row, lag, rate)
+            mean = mean_of([] if swept_ is None else [swept_])
         if mean is not None:
             found.append((lag, mean))
     return found
