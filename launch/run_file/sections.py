@@ -325,11 +325,7 @@ def _with_adapters(data: Any) -> Any:
     lora = learner.get("lora")
     if not isinstance(lora, dict) or not isinstance(data.get("generator", {}), dict):
         return data
-    rank, publish = lora.get("rank", LoraConfig().rank), lora.get("publish", "auto")
-    if publish == "auto" and type(rank) is int:
-        fits = generator.get("backend", "vllm") == "vllm" and rank <= MOST_RANK
-        publish = "adapter" if fits else "merged"
-        data = {**data, "learner": {**learner, "lora": {**lora, "publish": publish}}}
+    rank, publish = lora.get("rank", LoraConfig().rank), lora.get("publish", "merged")
     if publish != "adapter" or "adapter_rank" in generator or type(rank) is not int or rank > MOST_RANK:
         return data
     return {**data, "generator": {**generator, "adapter_rank": rank}}

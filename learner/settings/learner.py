@@ -146,9 +146,9 @@ class LoraConfig(Section):
     targets: str | ModuleNames = ALL_LINEAR
     """Layers that get an adapter: "all-linear" for every linear layer but the output layer, or a list of names such as
     ["q_proj", "v_proj"]. A name stands for every linear layer whose path ends with it."""
-    publish: Literal["auto", "adapter", "merged"] = "auto"
-    """What a policy version is. "adapter": A and B alone, which vLLM puts beside the model's weights. "merged": all
-    weights of the model. "auto": the adapter where `generator.backend` is "vllm" and vLLM takes its rank."""
+    publish: Literal["adapter", "merged"] = "merged"
+    """What a policy version is. "adapter": A and B alone, which vLLM puts beside the model's weights: small versions
+    and short pauses, but slower sampling. "merged": all weights of the model."""
 
     @property
     def names(self) -> tuple[str, ...]:

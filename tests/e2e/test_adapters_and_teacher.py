@@ -12,7 +12,8 @@ FEW = ("learner.evaluation_tasks=128",)
 
 def test_a_run_publishes_adapters_alone_and_leaves_them_with_a_card(offbeat):
     run = offbeat(
-        "spell_backward", *FEW, "learner.steps=12", "learner.lora.rank=8", "learner.optimizer.lr=2e-3",
+        "spell_backward", *FEW, "learner.steps=12", "learner.lora.rank=8", "learner.lora.publish=adapter",
+        "learner.optimizer.lr=2e-3",
         timeout_s=700.0,
     )  # fmt: skip
     summary = run.summary

@@ -89,11 +89,11 @@ def test_each_exported_model_and_its_adapters_get_a_card(tmp_path):
     ("sections", "publish", "rank"),
     [
         ({}, None, 0),
-        ({"learner": {"lora": {}}}, "adapter", 16),
+        ({"learner": {"lora": {}}}, "merged", 0),
+        ({"learner": {"lora": {"publish": "adapter"}}}, "adapter", 16),
         ({"learner": {"lora": {"rank": 4, "publish": "adapter"}}}, "adapter", 4),
         ({"learner": {"lora": {"publish": "merged"}}}, "merged", 0),
-        ({"learner": {"lora": {"rank": 600}}}, "merged", 0),
-        ({"learner": {"lora": {}}, "generator": {"backend": "http", "url": "http://h:1"}}, "merged", 0),
+        ({"learner": {"lora": {"rank": 600, "publish": "adapter"}}}, "adapter", 0),
     ],
 )
 def test_learner_and_generators_agree_on_what_a_version_is(sections, publish, rank):
