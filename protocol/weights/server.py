@@ -265,7 +265,7 @@ class WeightsServer:
         held.transfers += 1
         try:
             async with self._place():
-                return await _send(request, held)
+                return await _send(request, held.file, held.manifest.transfer_bytes)
         finally:
             held.transfers -= 1
             held.used = time.monotonic()
@@ -278,9 +278,9 @@ class WeightsServer:
         if path is None or not path.is_file():
             raise web.HTTPNotFound(text="404: the model has no such file\n")
         async with self._place():
-            sent = web.FileResponse(path)
-            await sent.prepare(request)
-            return sent
+            # Not aiohttp's FileResponse: it is prepared again behind the handler, which fails for one that was sent.
+            with await asyncio.to_thread(path.open, "rb", buffering=0) as file:
+                return await _send(request, file, os.fstat(file.fileno()).st_size)
 
     @contextlib.asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
@@ -382,9 +382,8 @@ def _requested_key(request: web.Request) -> VersionKey:
     return int(request.match_info["epoch"]), int(request.match_info["version"]), base
 
 
-async def _send(request: web.Request, held: OpenVersion) -> web.StreamResponse:
-    """Send the file or the range asked for; without TLS by sendfile, past the memory of this process."""
-    size = held.manifest.transfer_bytes
+async def _send(request: web.Request, file: IO[bytes], size: int) -> web.StreamResponse:
+    """Send the first ``size`` bytes of a file or the range asked for; without TLS by sendfile, past this process."""
     try:
         wanted = request.http_range
     except ValueError:
@@ -404,9 +403,9 @@ async def _send(request: web.Request, held: OpenVersion) -> web.StreamResponse:
             if transport is None or transport.is_closing():
                 raise ConnectionResetError("the client has gone")
             if transport.get_extra_info("sslcontext") is None:
-                await asyncio.get_running_loop().sendfile(transport, held.file, start, stop - start)
+                await asyncio.get_running_loop().sendfile(transport, file, start, stop - start)
             else:
-                await _send_pieces(response, held, start, stop)
+                await _send_pieces(response, file, start, stop)
             await response.write_eof()
     except (TimeoutError, ConnectionError) as error:
         if isinstance(error, TimeoutError):
@@ -418,12 +417,12 @@ async def _send(request: web.Request, held: OpenVersion) -> web.StreamResponse:
     return response
 
 
-async def _send_pieces(response: web.StreamResponse, held: OpenVersion, start: int, stop: int) -> None:
+async def _send_pieces(response: web.StreamResponse, file: IO[bytes], start: int, stop: int) -> None:
     """Send a range under TLS, where asyncio's `sendfile` would refill its buffer before it is sent."""
     while start < stop:
-        piece = await asyncio.to_thread(os.pread, held.file.fileno(), min(PIECE_BYTES, stop - start), start)
+        piece = await asyncio.to_thread(os.pread, file.fileno(), min(PIECE_BYTES, stop - start), start)
         if not piece:
-            raise ConnectionAbortedError(f"the file of version {held.manifest.version} has become shorter")
+            raise ConnectionAbortedError(f"{file.name} has become shorter")
         await response.write(piece)
         start += len(piece)
 

@@ -609,3 +609,31 @@ def test_a_version_written_again_is_served_as_it_is_now(versions, url, cache, tm
     second = Cache(tmp_path / "shm2" / "offbeat-cache-r-1", RUN)
     assert same(second.obtain(1, 7, [url]), source)
     second.close()
+
+
+@both_ways
+def test_a_file_of_the_model_is_sent_whole_or_in_part_and_the_connection_stays(
+    versions, tmp_path, keys, caplog
+):
+    (tmp_path / "model").mkdir()
+    content = random.Random(7).randbytes(300_000)
+    (tmp_path / "model" / "config.json").write_bytes(content)
+    given = access(keys)
+    with server(versions, tmp_path / "scratch", keys=keys, model=lambda: tmp_path / "model") as url:
+        place = url.partition("://")[2]
+        connection = (
+            http.client.HTTPSConnection(place, context=given.context)
+            if given.context
+            else http.client.HTTPConnection(place)
+        )
+        got = []
+        for bounds in ({}, {"Range": "bytes=10-19"}, {"Range": "bytes=999999-"}, {}):
+            connection.request("GET", "/v1/model/config.json", headers={**given.headers, **bounds})
+            answer = connection.getresponse()
+            got.append((answer.status, answer.read()))
+            assert not answer.will_close
+        connection.close()
+    assert got[0] == got[3] == (200, content)
+    assert got[1] == (206, content[10:20])
+    assert got[2][0] == 416
+    assert "Unhandled" not in caplog.text
