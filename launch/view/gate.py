@@ -72,10 +72,12 @@ class Gate:
 
     @property
     def hosts(self) -> set[str]:
-        """Values of the header `Host` that are served."""
-        host = f"[{self.host}]" if ":" in self.host and not self.host.startswith("[") else self.host
+        """Values of the header `Host` that are served, in small letters. Browsers leave out the port of the scheme."""
+        host = self.host.lower()
+        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
         names = {host, *LOOPBACK_NAMES} if is_loopback(self.host) else {host}
-        return {f"{name}:{self.port}" for name in names}
+        without = names if self.port == (443 if self.encrypted else 80) else set()
+        return {f"{name}:{self.port}" for name in names} | without
 
     def login(self, authorization: str) -> str | None:
         """Return the value of a new cookie for whoever brings the secret, or None."""
