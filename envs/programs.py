@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from envs.calls import without_thought
 from envs.errors import EnvError
+from envs.scoring.confinement import MEMORY_BYTES
 from envs.scoring.program_tests import Cases, read_cases
 from envs.scoring.programs import Limits, Programs, Verdict, shared_programs
 from protocol.section import Section
@@ -38,8 +39,8 @@ class CodeSettings(Section):
     """Longest time of one test."""
     total_s: float = Field(8.0, gt=0, le=600)
     """Longest time of all tests of one answer. Tests that are not reached are not passed."""
-    memory_mb: int = Field(512, ge=64)
-    """Largest memory of a program, in MiB."""
+    memory_mb: int = Field(512, ge=64, le=MEMORY_BYTES >> 20)
+    """Largest memory of a program, in MiB. A program cannot have more than its worker, which has 2048."""
     workers: int = Field(0, ge=0)
     """Programs at a time, of each actor; 0: one for each CPU."""
     timeout_s: float = Field(25.0, gt=0)

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from envs import programs as programs_module
 from envs.errors import EnvError, NoConfinement, ServiceFailed
@@ -214,3 +215,9 @@ def test_functions_for_tools_and_agents_run_programs_in_real_bubblewrap():
         assert asyncio.run(run_python("x = 1")) == "(nothing was printed)"
     finally:
         close_shared()
+
+
+def test_more_memory_than_a_worker_has_is_refused():
+    with pytest.raises(ValidationError, match="memory_mb"):
+        CodeSettings(memory_mb=4_096)
+    assert CodeSettings(memory_mb=2_048).memory_mb == 2_048
