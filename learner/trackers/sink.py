@@ -105,7 +105,11 @@ class TrackedRun:
             return made
 
 
-_SECRET = re.compile(r"(?:^|[_-])(?:token|secret|password|passwd|api_?key|authorization|credentials?)$", re.I)
+_SECRET = re.compile(
+    r"(?:token|secret|password|passwd|api_?key|[_-]key|authorization|(?:^|[_-])auth|credential)s?$", re.I
+)
+_LOGIN = re.compile(r"(?<=://)[^/@\s]*@")
+"""User and password in a URL."""
 
 
 def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +128,9 @@ def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
             return {key: shown(str(key), inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
             return [shown(name, inner) for inner in value]
-        return "(not shown)" if isinstance(value, str) and value and _SECRET.search(name) else value
+        if not isinstance(value, str):
+            return value
+        return "(not shown)" if value and _SECRET.search(name) else _LOGIN.sub("(not shown)@", value)
 
     return {name: shown(name, value) for name, value in config.items() if name != "security"}
 

@@ -11,7 +11,7 @@ from learner.sample_log import make_sample
 from learner.settings.trackers import missing_packages
 from learner.trackers.feed import HANG_S, RETRY_S, FedSink, Feed
 from learner.trackers.opening import open_trackers
-from learner.trackers.sink import Histograms, Scalars, Summary, Text, TrackedRun, sample_rows
+from learner.trackers.sink import Histograms, Scalars, Summary, Text, TrackedRun, sample_rows, shown_config
 from tests.trajectories import make_trajectory
 
 
@@ -186,6 +186,24 @@ def test_a_run_keeps_its_name_at_trackers(tmp_path):
     first = TrackedRun("spell", tmp_path).identity()
     assert TrackedRun("spell", tmp_path).identity() == first
     assert len(first) == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        *(
+            (name, "s3cret", "(not shown)")
+            for name in ("openai_key", "openaiApiKey", "access-key", "auth", "tokens")
+        ),
+        ("url", "https://me:s3cret@db.example/x", "https://(not shown)@db.example/x"),
+        ("url", "https://db.example/a@b", "https://db.example/a@b"),
+        ("max_tokens", 7, 7),
+        ("keyboard", "qwerty", "qwerty"),
+    ],
+)
+def test_secrets_of_the_environment_are_not_shown(name, value, shown):
+    assert shown_config({"env": {"params": {name: value}}}) == {"env": {"params": {name: shown}}}
+    assert shown_config({"env": {name: [value]}}) == {"env": {name: [shown]}}
 
 
 def test_a_table_of_samples_has_a_cell_for_each_column():
