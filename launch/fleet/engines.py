@@ -15,9 +15,11 @@ from launch.errors import ConfigError, LaunchError
 from launch.fleet.render import ACTORS, GENERATORS, Job, launch_folder
 from launch.fleet.site import Site
 from launch.fleet.ticket import make_ticket, write_ticket
+from launch.run_folder import CONFIG
 from protocol.files import write_whole
 
 RECORD = "launch.json"
+HEAD = "head.sh"
 CLIENT_S = 60.0
 """Longest time that a client may take to answer."""
 LOOK_S = 2.0
@@ -147,7 +149,7 @@ def hold_by_ssh(job: Job, site: Site, files: dict[str, str], say: Say) -> int:
     """
     folder = launch_folder(job.config)
     write_files(files, folder)
-    head = subprocess.Popen(["bash", str(folder / "head.sh")])
+    head = subprocess.Popen(["bash", str(folder / HEAD)])
     record(folder, Launched("ssh", {}, pid=head.pid))
     say(f"head: process {head.pid}")
     hosts: dict[str, subprocess.Popen[bytes]] = {}
@@ -183,8 +185,16 @@ def hold_by_ssh(job: Job, site: Site, files: dict[str, str], say: Say) -> int:
 
 
 def _tickets(job: Job, site: Site, folder: Path) -> dict[str, Path]:
-    """Write a ticket for each host once the run has begun; return nothing before."""
-    run, written = Path(job.run_folder), {}
+    """Write a ticket for each host once the run has begun; return nothing before.
+
+    The folder of a run that is resumed has settings of its earlier start until the head has written new ones.
+    """
+    run, written = Path(job.run_folder), dict[str, Path]()
+    try:
+        if (run / CONFIG).stat().st_mtime_ns < (folder / HEAD).stat().st_mtime_ns:
+            return {}
+    except FileNotFoundError:
+        return {}
     for name in site.ssh.hosts:
         host = name.rpartition("@")[2]
         path = folder / f"{host}.ticket"

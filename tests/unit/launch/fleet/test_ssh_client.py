@@ -1,10 +1,11 @@
 """`offbeat launch --on ssh` starts the head here, and hosts with tickets through standard input; with stand-ins."""
 
 import json
+import os
 
 import pytest
 
-from launch.fleet.engines import hold_by_ssh
+from launch.fleet.engines import _tickets, hold_by_ssh, launch_folder, write_files
 from launch.fleet.render import Job, render
 from launch.fleet.site import Site, SshSite
 from launch.fleet.ticket import read_ticket, secrets_of
@@ -15,7 +16,7 @@ from tests.unit.launch.fleet.test_ticket import settings
 OFFBEAT = """#!/bin/sh
 # The head waits for both hosts; a host keeps the ticket that it reads, and fails once.
 case $1 in
-train) while [ ! -e gpu7/done ] || [ ! -e gpu8/done ]; do sleep 0.1; done ;;
+train) touch runs/run/config.json; while [ ! -e gpu7/done ] || [ ! -e gpu8/done ]; do sleep 0.1; done ;;
 host)
     umask 077
     cat >ticket
@@ -63,3 +64,19 @@ def test_each_host_gets_its_ticket_and_is_started_again_after_a_fault(programs, 
         assert ticket.config.broker.endpoint == "tcp://10.0.0.5:5755"
         assert not any(secret in calls for secret in secrets_of(ticket))
     assert json.loads((tmp_path / "runs" / "run.launch" / "launch.json").read_text())["engine"] == "ssh"
+
+
+def test_a_resumed_run_gives_no_tickets_of_its_earlier_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = settings(tmp_path)
+    run = tmp_path / "runs" / "run"
+    run.mkdir(parents=True)
+    save_config(config, run / CONFIG)
+    os.utime(run / CONFIG, (1.0, 1.0))
+    key_files.make(run / "keys")
+    site = Site(ssh=SshSite(hosts=("gpu7",), folder=".", address="10.0.0.5"))
+    job, folder = Job("run.toml", (), config), launch_folder(config)
+    write_files(render(job, site, "ssh"), folder)
+    assert _tickets(job, site, folder) == {}
+    save_config(config, run / CONFIG)
+    assert list(_tickets(job, site, folder)) == ["gpu7"]
