@@ -168,11 +168,11 @@ def _run_of(
 
 def write(args: argparse.Namespace) -> int:
     """Write a ticket, and print the command of the host as the only line of standard output."""
-    from launch.fleet.ticket import fresh_label, make_ticket, write_ticket
+    from launch.fleet.ticket import fresh_label, keys_of_run, make_ticket, write_ticket
     from launch.logs import libraries_to_stderr
     from protocol.security.addresses import is_loopback, split_endpoint
 
-    name = args.host or args.any or fresh_label(args.run / "keys")
+    name = args.host or args.any or fresh_label(keys_of_run(args.run))
     # It may make the model.
     with libraries_to_stderr():
         ticket = make_ticket(args.run, host="" if args.any else name, label=args.any, address=args.address)

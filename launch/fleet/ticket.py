@@ -217,6 +217,15 @@ def reached_by_hosts(config: RunConfig, address: str = "") -> RunConfig:
     return config.model_copy(update={"broker": broker, "weights": weights})
 
 
+def keys_of_run(folder: Path) -> Path | None:
+    """Return the keys folder of a run that was started; None without encryption.
+
+    Raises:
+        ConfigError: no run was started in the folder.
+    """
+    return keys_folder(_settings(folder), folder)
+
+
 def weights_of_host(config: RunConfig, keys: Path | None) -> str:
     """Return the URL of the weights server for a host; "" if the run has none."""
     if not config.weights.http:

@@ -15,6 +15,7 @@ from launch.fleet.ticket import (
     CREDENTIALS,
     VARIABLE,
     fresh_label,
+    keys_of_run,
     make_ticket,
     reached_by_hosts,
     read_ticket,
@@ -178,6 +179,21 @@ def test_names_that_the_user_does_not_give_are_new(run):
     assert fresh_label(run / "keys") == "h1"
     make_ticket(run, host="h1")
     assert fresh_label(run / "keys") == "h2"
+
+
+def test_names_are_new_where_the_keys_of_the_run_stand_elsewhere_or_there_are_none(
+    run, tmp_path, monkeypatch
+):
+    from launch.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    save_config(settings(tmp_path, security={"keys": str(tmp_path / "keys")}), run / CONFIG)
+    (run / "keys").rename(tmp_path / "keys")
+    assert [main(["ticket", str(run)]) for _ in range(2)] == [0, 0]
+    assert {read_ticket(f"{name}.ticket", {}).host for name in ("h1", "h2")} == {"h1", "h2"}
+    here = {"broker": {"endpoint": "tcp://127.0.0.1:5755", "http": "127.0.0.1:5756"}, "weights": {}}
+    save_config(settings(tmp_path, security={"encrypt": False}, **here), run / CONFIG)
+    assert keys_of_run(run) is None
 
 
 def test_another_version_is_refused_with_both(run):
