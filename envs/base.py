@@ -430,7 +430,7 @@ def in_order(result: StepResult, requests: Sequence[int]) -> StepResult:
     Example:
         >>> in_order(StepResult(auxiliary=[7], earlier={4: {"tidy": 1.0}}), [4, 7])
         ... # doctest: +ELLIPSIS
-        StepResult(observation=None, rewards={}, ... auxiliary=[1], marks={}, earlier={0: {'tidy': 1.0}}, hints=())
+        StepResult(observation=None, rewards={}, ... auxiliary=[1], marks={}, earlier={0: {'tidy': 1.0}}, hints=()...)
     """
     places = {number: place for place, number in enumerate(requests)}
     return replace(

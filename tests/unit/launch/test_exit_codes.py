@@ -39,6 +39,7 @@ FINAL = {
     "protocol.errors.NameTaken",
     "envs.errors.UnknownEnv",
     "envs.errors.RefusedFamily",
+    "envs.errors.NoConfinement",
 }
 TREES = (actors.errors, broker.errors, envs.errors, launch.errors, learner.errors, protocol.errors)
 

@@ -98,7 +98,7 @@ def test_a_shipped_kind_is_what_it_was():
     )
     plain = {"model": {"path": "x"}, "env": {"name": "calculator"}}
     with pytest.raises(
-        ConfigError, match=r"unknown kind 'clap'; use one of balanced, .*file.py:function, lag"
+        ConfigError, match=r"unknown kind 'clap'; use one of balanced, bounded, .*file.py:function, gamma"
     ):
         check(plain | {"learner": {"algorithm": {"surrogate": {"kind": "clap"}}}}, "job.toml")
     with pytest.raises(ConfigError, match=r"surrogate.hgh: unknown key .*did you mean 'high'"):

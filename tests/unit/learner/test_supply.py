@@ -2,6 +2,7 @@
 
 import queue
 from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ class Supply:
         self.driver = Driver(lag=lag, heartbeat_s=1000.0)
         self.driver.learner(credit=0, deliver=DELIVER[train_on], epoch=0)
         self.driver.actor(tasks=EPISODES)
-        self.inbox, self.session, self.version = self, None, 0
+        self.inbox, self.session, self.version = self, SimpleNamespace(joined=True), 0
         self.running: dict[str, tuple[LeaseTask, int, int]] = {}
         """Lease, next index and number of segments of each running episode, by lease id."""
         self.queued: deque = deque([None])
