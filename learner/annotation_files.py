@@ -217,8 +217,8 @@ class AnnotationFiles:
             data, index = self._open = self._open or self._begin(newest)
             line = msgspec.json.encode(msgspec.structs.replace(step, offset=data.tell())) + b"\n"
             # Unbuffered, and the rows first: what a crash cuts is in no index.
-            data.write(rows)
-            index.write(line)
+            _write_all(data, rows)
+            _write_all(index, line)
         except OSError:
             # A part of it may be there.
             self.close()
@@ -281,6 +281,13 @@ class AnnotationFiles:
         if data.stat().st_size > end:
             with open(data, "r+b") as file:
                 file.truncate(end)
+
+
+def _write_all(file: FileIO, content: bytes) -> None:
+    """Write all of it: a disk that becomes full takes a part first, and raises only at the next call."""
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
 
 
 def _end(step: AnnotatedStep) -> int:

@@ -1,6 +1,7 @@
 """Test the annotations: the bits and numbers of each token, the files and their ring, going back, and errors."""
 
 import json
+import resource
 import threading
 from types import SimpleNamespace
 
@@ -182,6 +183,21 @@ def test_what_a_crash_left_is_cut_and_the_files_go_on(tmp_path, open_files):
     assert steps_in(tmp_path) == [1, 2]
     open_files().add(*step_of(4))
     assert steps_in(tmp_path) == [1, 2, 4]
+
+
+def test_a_disk_that_takes_a_part_of_a_step_gets_none_of_it(tmp_path, open_files):
+    files, rows = open_files(), 1_000
+    files.add(*step_of(1, rows=rows))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Behind so many bytes of a file, a write is cut, and the next one fails: as on a disk that becomes full.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (14 * rows + 20, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            files.add(*step_of(2, rows=rows))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    files.add(*step_of(3, rows=rows))
+    assert [set(read_rows(record)["lag"].tolist()) for record in records(tmp_path)] == [{1}, {3}]
 
 
 @pytest.mark.parametrize("back_to", [0, 1, 3, 5, 9])
