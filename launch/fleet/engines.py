@@ -17,6 +17,7 @@ from launch.fleet.site import Site
 from launch.fleet.ticket import make_ticket, write_ticket
 from launch.run_folder import CONFIG
 from protocol.files import write_whole
+from protocol.weights.format import BOOT_ID
 
 RECORD = "launch.json"
 HEAD = "head.sh"
@@ -76,7 +77,9 @@ class Launched:
     jobs: dict[str, str]
     """Ids of the engine's jobs by role."""
     pid: int = 0
-    """Process that holds the connections of ssh; 0 for other engines."""
+    """Process of the head that was started for ssh; 0 for other engines."""
+    started: str = ""
+    """What tells that process from a later one with its id, see `_start_of`."""
     actors_per_task: int = 1
 
 
@@ -150,7 +153,7 @@ def hold_by_ssh(job: Job, site: Site, files: dict[str, str], say: Say) -> int:
     folder = launch_folder(job.config)
     write_files(files, folder)
     head = subprocess.Popen(["bash", str(folder / HEAD)])
-    record(folder, Launched("ssh", {}, pid=head.pid))
+    record(folder, Launched("ssh", {}, pid=head.pid, started=_start_of(head.pid)))
     say(f"head: process {head.pid}")
     hosts: dict[str, subprocess.Popen[bytes]] = {}
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -224,12 +227,31 @@ def stop(run: Path, say: Say) -> None:
     if launched.engine == "slurm":
         client(["scancel", *launched.jobs.values()], say)
         return
+    if not launched.pid or _start_of(launched.pid) != launched.started:
+        say(f"process {launched.pid} has ended already")
+        return
     try:
         os.kill(launched.pid, signal.SIGTERM)
     except ProcessLookupError:
         say(f"process {launched.pid} has ended already")
         return
+    except PermissionError:
+        raise EngineFailed(f"process {launched.pid} is of another user, who has to end it") from None
     say(f"process {launched.pid} was asked to end: the learner writes a checkpoint")
     deadline = time.monotonic() + STOP_S
-    while time.monotonic() < deadline and Path(f"/proc/{launched.pid}").exists():
+    while time.monotonic() < deadline and _start_of(launched.pid) == launched.started:
         time.sleep(LOOK_S)
+
+
+def _start_of(pid: int) -> str:
+    """Return the boot of this machine and the time in it at which a process began; "" if there is no such process.
+
+    A process id is given again, on this machine and on others that see the folder.
+    """
+    try:
+        content = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        state, *rest = content.rpartition(")")[2].split()
+        boot = BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else f"{boot} {rest[18]}"

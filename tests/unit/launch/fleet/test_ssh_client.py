@@ -2,10 +2,13 @@
 
 import json
 import os
+import signal
+import subprocess
 
 import pytest
 
-from launch.fleet.engines import _tickets, hold_by_ssh, launch_folder, write_files
+from launch.fleet import engines
+from launch.fleet.engines import Launched, _tickets, hold_by_ssh, launch_folder, write_files
 from launch.fleet.render import Job, render
 from launch.fleet.site import Site, SshSite
 from launch.fleet.ticket import read_ticket, secrets_of
@@ -80,3 +83,24 @@ def test_a_resumed_run_gives_no_tickets_of_its_earlier_start(tmp_path, monkeypat
     assert _tickets(job, site, folder) == {}
     save_config(config, run / CONFIG)
     assert list(_tickets(job, site, folder)) == ["gpu7"]
+
+
+def test_stop_ends_the_process_that_was_started_and_no_later_one_with_its_id(tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "LOOK_S", 0.01)
+    (tmp_path / "r.launch").mkdir()
+    said = []
+    with subprocess.Popen(["sleep", "60"]) as head:
+        try:
+            began = engines._start_of(head.pid)
+            for other in ("", began + "1"):
+                engines.record(tmp_path / "r.launch", Launched("ssh", {}, pid=head.pid, started=other))
+                engines.stop(tmp_path / "r", said.append)
+            assert head.poll() is None
+            assert said == [f"process {head.pid} has ended already"] * 2
+            engines.record(tmp_path / "r.launch", Launched("ssh", {}, pid=head.pid, started=began))
+            engines.stop(tmp_path / "r", said.append)
+        finally:
+            head.kill()
+    assert head.returncode == -signal.SIGTERM
+    engines.stop(tmp_path / "r", said.append)
+    assert said[-1] == f"process {head.pid} has ended already"
