@@ -58,8 +58,9 @@ def evaluations_due(
 ) -> list[tuple[str, str]]:
     """Return tag and set of each evaluation that is due: before the first step, and every so many steps.
 
-    The last step has none of its own, because the evaluation at the end follows. An evaluation that a crash
-    prevented after the checkpoint of its step is made up for.
+    The last step has none of its own, because the evaluation at the end follows. An evaluation that a crash or the end
+    of a process prevented is made up for at the step with which the run goes on: one beside training may be lost some
+    steps behind its own.
 
     Args:
         evaluations: records of the evaluations so far.
@@ -70,6 +71,8 @@ def evaluations_due(
         >>> seen = [{"set": "", "step": 0}]
         >>> evaluations_due(config, [], 0), evaluations_due(config, seen, 10), evaluations_due(config, seen, 20)
         ([('before', '')], [('step 10', '')], [])
+        >>> evaluations_due(config, seen, 9), evaluations_due(config, seen, 12)
+        ([], [('step 12', '')])
     """
     due = []
     for name, of in config.evaluation_sets.items():
@@ -78,7 +81,7 @@ def evaluations_due(
         steps = [e["step"] for e in evaluations if e.get("set", "") == name]
         if not steps:
             due.append(("before", name))
-        elif is_due(every, step) and step < config.steps and steps[-1] != step:
+        elif every and step < config.steps and steps[-1] < step - step % every:
             due.append((f"step {step}", name))
     return due
 

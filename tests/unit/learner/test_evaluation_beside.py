@@ -143,3 +143,12 @@ def test_an_evaluation_under_way_is_not_begun_again(tmp_path):
     it.evaluate_what_is_due()
     it.evaluate_what_is_due()
     assert len(by.begun) == 1
+
+
+def test_an_evaluation_that_a_stop_left_out_is_made_up_for_when_the_run_goes_on(tmp_path):
+    it, by = beside(tmp_path, steps=100)
+    it.evaluations.records.append({"set": "", "tag": "before", "step": 0})
+    it.trainer.step = 4
+    it.evaluate_what_is_due()
+    it.evaluate_what_is_due()
+    assert [(tag, step) for tag, _, step in by.begun] == [("step 4 4", 4)]
