@@ -16,6 +16,21 @@ FORMS = (
 INPUTS, OUTPUTS = ("input", "stdin"), ("output", "stdout", "expected_output")
 CALLS, ARGUMENTS = ("call", "fn_name", "func_name"), ("args", "input")
 EXPECTED = ("expected", "output", "expected_output")
+MODULES = frozenset(
+    {
+        "cmath",
+        "collections",
+        "copy",
+        "functools",
+        "itertools",
+        "math",
+        "operator",
+        "random",
+        "re",
+        "statistics",
+    }
+)
+"""Modules that tests use without an import, such as ``math.isclose``, because the right program has imported them."""
 MOST_BYTES = 16 << 20
 """Most bytes of the tests of one row, as JSON."""
 
@@ -187,11 +202,22 @@ def _assertions(text: str, entry_point: str) -> list[str]:
 def _code_test(code: str, imports: str) -> dict[str, Any]:
     """Return a test of Python text, and the names in it that the program may define.
 
-    None of them is built in, imported, or bound by the test: the program could replace what decides the test.
+    None of them is built in, imported, or bound by the test: the program could replace what decides the test. A module
+    of `MODULES` that the test uses and nobody imports is imported for it, for the same reason.
     """
-    loaded, bound = _names(ast.parse(code))
+    tree = ast.parse(code)
+    loaded, bound = _names(tree)
     bound |= _names(ast.parse(imports))[1]
-    return {"code": code, "names": sorted(loaded - bound - set(dir(builtins)))}
+    used = {
+        node.value.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    # Nothing may stand before an import of __future__.
+    missing = sorted((used & MODULES) - bound) if "__future__" not in code else []
+    if missing:
+        code = f"import {', '.join(missing)}\n{code}"
+    return {"code": code, "names": sorted(loaded - bound - set(missing) - set(dir(builtins)))}
 
 
 def _names(tree: ast.Module) -> tuple[set[str], set[str]]:

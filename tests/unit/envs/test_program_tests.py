@@ -51,6 +51,22 @@ def test_a_check_function_gets_the_entry_point():
         read_cases(text)
 
 
+@pytest.mark.parametrize(
+    ("code", "before", "kept", "names"),
+    [
+        ("assert math.isclose(f(2), 4.0)", "", "import math\nassert math.isclose(f(2), 4.0)", ["f"]),
+        ("assert math.isclose(f(2), 4.0)", "import math", "assert math.isclose(f(2), 4.0)", ["f"]),
+        ("math = 3\nassert f(2) == math.real", "", "math = 3\nassert f(2) == math.real", ["f"]),
+        # The program may call a function so.
+        ("assert copy(2) == 2", "", "assert copy(2) == 2", ["copy"]),
+        ("from __future__ import division\nassert math.pi < f(2)", "", None, ["f", "math"]),
+    ],
+)
+def test_a_module_that_decides_a_test_is_the_real_one(code, before, kept, names):
+    (test,) = read_cases([code], before=before).tests
+    assert test == {"code": kept or code, "names": names}
+
+
 def test_names_that_are_imported_before_the_program_are_not_the_programs():
     cases = read_cases(
         ["assert isclose(f(1), Node(1).x)"], before="from math import isclose\nclass Node: x = 1"
