@@ -389,7 +389,9 @@ def _supervise(
 ) -> int:
     keys = Path(config.security.keys) if config.security.keys else None
     ask_with = http_keys(config, keys)
-    await_head(config.broker.http, ask_with, course)
+    if not await_head(config.broker.http, ask_with, course):
+        note(f"host ends with code {COME_BACK}: a signal came before anything was started")
+        return COME_BACK
     # An engine may take minutes to start, and its tokens would never arrive.
     if trouble := path_trouble(config.broker.endpoint, keys, f"actor-{name}-0"):
         raise NoAnswer(trouble)
@@ -416,23 +418,27 @@ def _supervise(
         crew.kill()
 
 
-def await_head(http: str, keys: Path | None, course: HostCourse) -> None:
+def await_head(http: str, keys: Path | None, course: HostCourse) -> bool:
     """Wait until the broker answers for the first time, so that no engine is started in vain.
 
+    Returns:
+        False if a signal came, now or while the model was fetched.
+
     Raises:
-        NoAnswer: it does not answer within `HEAD_S`, or a signal came.
+        NoAnswer: it does not answer within `HEAD_S`.
     """
     deadline = time.monotonic() + HEAD_S
-    while True:
+    while not course.leaving:
         try:
             fetch(http, keys=keys)
-            return
+            return not course.leaving
         except NoAnswer as error:
-            if course.leaving or time.monotonic() > deadline:
+            if time.monotonic() > deadline and not course.leaving:
                 raise NoAnswer(
                     f"{error}; does `offbeat train` run on the head, and is the port open to this host?"
                 ) from None
         time.sleep(POLL_S)
+    return False
 
 
 def about(post: Post, host: str, job: str, digest: str) -> dict[str, str]:

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from launch.errors import COME_BACK, ConfigError
+from launch.errors import COME_BACK, ConfigError, NoAnswer
 from launch.fleet.ticket import Ticket
 from launch.run_file.load import check
+from launch.supervise import host as host_module
 from launch.supervise.host import (
     ORPHANS_S,
     HostCourse,
@@ -53,6 +54,25 @@ def test_a_second_signal_within_two_seconds_is_the_first_and_a_later_one_kills()
     assert course.look(RUN, 12.2).kill
     assert not course.look(RUN, 12.3).kill
     assert course.look({"generator-a-0": -9, "actor-a-0": -9}, 12.4).code == COME_BACK
+
+
+@pytest.mark.parametrize("when", ["before", "while the head is asked"])
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_signal_while_the_head_is_awaited_starts_nothing_and_is_no_fault(monkeypatch, when, answers):
+    course, asked = HostCourse(90.0), []
+    if when == "before":
+        course.signalled(0.0)
+
+    def fetch(http, *, keys):
+        asked.append(http)
+        course.signalled(0.0)
+        if not answers:
+            raise NoAnswer("nobody is there")
+
+    monkeypatch.setattr(host_module, "fetch", fetch)
+    monkeypatch.setattr(host_module, "POLL_S", 0.0)
+    assert host_module.await_head("h:1", None, course) is False
+    assert len(asked) == (when != "before")
 
 
 def test_what_has_not_drained_within_the_grace_is_killed():
