@@ -95,8 +95,11 @@ class RemoteTeacher:
         body = {"model": self._config.model, "prompt": tokens, "max_tokens": 1, "echo": True, "logprobs": 1}
         body["temperature"] = 1.0
         key = os.environ.get(self._config.api_key_env, "")
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
+        if key:
+            # A server that redirects elsewhere does not pass the key on.
+            request.add_unredirected_header("Authorization", f"Bearer {key}")
         wait_s, last = RETRY_S, "it did not answer"
         while (left := until - time.monotonic()) > 0:
             try:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -181,3 +182,38 @@ def test_a_server_that_gives_no_log_probabilities_ends_the_update(teacher, scrip
         remote = asked(server, timeout_s=1.5 if len(script) > 1 else 60.0)
         with pytest.raises(TeacherFailed, match=words):
             remote._of_places(batch, np.flatnonzero(batch.seen_mask))
+
+
+def test_a_server_that_redirects_elsewhere_does_not_pass_the_key_on(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    seen = []
+
+    class Redirects(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            seen.append((self.path, self.headers.get("Authorization")))
+            self.send_response(302)
+            self.send_header("Location", f"http://localhost:{self.server.server_port}/elsewhere")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_GET(self):
+            seen.append((self.path, self.headers.get("Authorization")))
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirects) as http:
+        http.url = f"http://127.0.0.1:{http.server_port}/v1"
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(TeacherFailed, match="404"):
+                asked(http)._ask([1, 2], time.monotonic() + 30.0)
+        finally:
+            http.shutdown()
+            thread.join(30)
+    assert seen == [("/v1/completions", "Bearer secret"), ("/elsewhere", None)]
