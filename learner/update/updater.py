@@ -157,7 +157,7 @@ class Updater:
     def _copy(self, name: str) -> FrozenPolicy:
         """Return a frozen copy of the model."""
         policy = self.frozen[name]
-        assert isinstance(policy, FrozenPolicy)
+        assert not isinstance(policy, RemoteTeacher)
         return policy
 
     def _snapshot(self) -> list[tuple[str, Tensor]]:
