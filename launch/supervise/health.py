@@ -115,6 +115,9 @@ class Watchdog:
         hung = [*self._stopped(vitals, now)]
         if BROKER in self._watched:
             hung += self._broker(status is not None, vitals.get(BROKER, Vitals()), now)
+        elif status is not None:
+            # On a further host, the broker or the line to it may have been away.
+            self._note_answer(now)
         if status is not None:
             hung += self._peers(status["peers"], vitals, now)
         return list({found.name: found for found in reversed(hung)}.values())
@@ -143,9 +146,8 @@ class Watchdog:
     def _broker(self, answers: bool, vitals: Vitals, now: float) -> Iterable[Hung]:
         watched = self._watched[BROKER]
         if answers:
-            if self._answered is None or now - self._answered > GAP_S:
-                self._reset_silence(now)
-            self._answered, self._misses, watched.cpu_s = now, 0, vitals.cpu_s
+            self._note_answer(now)
+            watched.cpu_s = vitals.cpu_s
             return
         self._misses += 1
         if self._answered is None:
@@ -157,6 +159,11 @@ class Watchdog:
         silent = now - self._answered
         if self._misses >= MIN_MISSES and silent >= self._allowed(vitals.cpu_s - watched.cpu_s, silent):
             yield Hung(BROKER, f"/status has not answered for {silent:.1f} s")
+
+    def _note_answer(self, now: float) -> None:
+        if self._answered is None or now - self._answered > GAP_S:
+            self._reset_silence(now)
+        self._answered, self._misses = now, 0
 
     def _reset_silence(self, now: float) -> None:
         """Count all silence anew, because peers must first join a broker that is back."""

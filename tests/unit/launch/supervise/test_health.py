@@ -131,6 +131,20 @@ def test_a_broker_that_stops_answering_is_found_and_takes_nobody_with_it():
     assert seconds(dog, back, back + 6, lambda now: {"peers": []}) is None, "they have to join first"
 
 
+def test_a_host_that_was_cut_off_from_the_head_restarts_nobody_who_comes_back():
+    dog = watching("actor-a-0", "generator-a-0")
+    names = ("actor-a-0", "generator-a-0")
+    assert seconds(dog, 1, 10, listed(*map(peer, names))) is None
+    assert seconds(dog, 10, 40, lambda now: None) is None
+
+    # The broker answers again, before all have joined it again. One never does.
+    def then(now):
+        return listed(*(peer(name) for name in names[: int(now >= 43)]))(now)
+
+    now, hung = seconds(dog, 40, 60, then)
+    assert (now, [found.name for found in hung]) == (47, ["generator-a-0"])
+
+
 def test_one_late_answer_is_no_silence():
     dog = watching("broker")
     dog.look({"peers": []}, {}, 1.0)
