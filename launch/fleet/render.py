@@ -142,7 +142,7 @@ def _head_job(job: Job, site: SlurmSite) -> str:
 {site.setup}
 run={shlex.quote(run)}
 tickets={shlex.quote(f"{folder}/tickets")}
-mkdir -p -m 700 "$tickets"
+mkdir -p "$tickets" && chmod 700 "$tickets"
 rm -f "$tickets"/*.ticket
 touch "$tickets/began"
 resume=

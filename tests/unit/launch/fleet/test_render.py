@@ -56,6 +56,17 @@ def test_bash_reads_the_scripts(name, text):
     assert (done.returncode, done.stderr) == (0, ""), name
 
 
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for _, name, text in all_files() if text.startswith("#!")]
+)
+def test_shellcheck_has_nothing_to_say_of_the_scripts(name, text):
+    # What `setup` sources is the user's own, and not here to be read.
+    checked = ["shellcheck", "--norc", "--exclude=SC1091", "-"]
+    done = subprocess.run(checked, input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, ""), name
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("user", ["", "root"])
 def test_systemd_reads_the_units(tmp_path, user):
