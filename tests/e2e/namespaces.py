@@ -50,9 +50,16 @@ class Host:
         for host in (self, other):
             host.run(f"ip addr add {host.address}/24 dev eth0 && ip link set eth0 up")
 
+    def plug_in(self, bridge: str, port: str) -> None:
+        """Lay a wire from a port of a bridge, which is in the caller's own network, to this host."""
+        pid = str(self._anchor.pid)
+        lay = f"ip link add {port} type veth peer name eth0 netns {pid} && ip link set {port} master {bridge} up"
+        subprocess.run(["sh", "-c", lay], check=True, timeout=PATIENCE_S)
+        self.run(f"ip addr add {self.address}/24 dev eth0 && ip link set eth0 up")
+
     def run(self, script: str, timeout_s: float = PATIENCE_S) -> str:
         """Run a script in the host's folder. Return what it wrote to standard output."""
-        command = self._command(f"set -e\n{script}")
+        command = self.command(f"set -e\n{script}")
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=self._env())
         assert done.returncode == 0, f"{self.name}: {script}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
         return done.stdout
@@ -62,7 +69,7 @@ class Host:
         role = line.split()[1]
         with open(self.log(role), "wb") as log:
             self.started[role] = subprocess.Popen(
-                self._command(f"exec {line}"), stdout=log, stderr=subprocess.STDOUT, env=self._env()
+                self.command(f"exec {line}"), stdout=log, stderr=subprocess.STDOUT, env=self._env()
             )
 
     def log(self, role: str) -> Path:
@@ -83,7 +90,8 @@ class Host:
         assert self._anchor.stdout is not None
         self._anchor.stdout.close()
 
-    def _command(self, script: str) -> list[str]:
+    def command(self, script: str) -> list[str]:
+        """Return the command that runs a script of the shell in this host's folder."""
         # The folder is entered inside: a folder of the mount namespace before allows no rename between folders.
         enter = ["nsenter", "-n", "-m", "-u", "-t", str(self._anchor.pid)]
         return [*enter, "sh", "-c", f"cd {shlex.quote(str(self.folder))}\n{script}"]

@@ -12,9 +12,13 @@ from launch.cli import main
 from launch.processes import free_port
 from launch.run_file.load import check
 from launch.run_folder import ASKED, CONFIG, save_config
+from tests.campaigns.faults.proof import Proof, prove
+from tests.e2e.namespaces import Host
 from tests.integration.hosts.hosts_harness import PATIENCE_S, ROOT, Hosts
 from tests.integration.protocol.encrypted_harness import until
 
+TURNS = 4
+"""Turns of an episode, each a segment."""
 OFFBEAT = """
 import sys
 from launch.supervise import crew
@@ -29,17 +33,17 @@ sys.exit(main(sys.argv[1:]))
 class Fleet(Hosts):
     """A run folder as `offbeat train` would have it, and hosts with folders and caches of their own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
         self.run = folder / "head" / "run"
         self.run.mkdir(parents=True)
-        super().__init__(self.run, journal=self.run / "journal")
+        super().__init__(self.run, journal=self.run / "journal", address=address)
         self.home, self.hosts = folder, {}
-        weights = f"127.0.0.1:{free_port()}"
+        weights = f"{address}:{free_port()}"
         self.config = check(
             {
                 "run": {"name": "run"},
                 "model": {"path": str(self.model)},
-                "env": {"name": self.env, "params": {"turns": 4}},
+                "env": {"name": self.env, "params": {"turns": TURNS}},
                 "broker": {"endpoint": self.broker.endpoint, "http": self.broker.http, "heartbeat_s": 1.0},
                 "weights": {"http": weights},
                 "generator": {"count": 0, "max_model_len": 256},
@@ -66,8 +70,14 @@ class Fleet(Hosts):
         (line,) = (folder / "said").read_text().splitlines()
         return line
 
-    def join(self, name: str, command: str, *more: str, pause_s: float = 0.0) -> subprocess.Popen:
-        """Start a host in a folder of its own, with its ticket there and the command as it was printed."""
+    def join(
+        self, name: str, command: str, *more: str, pause_s: float = 0.0, inside: Host | None = None
+    ) -> subprocess.Popen:
+        """Start a host in a folder of its own, with its ticket there and the command as it was printed.
+
+        Args:
+            inside: namespaces that the host runs in; None: those of the test.
+        """
         folder = self.home / name
         folder.mkdir(exist_ok=True)
         program, *words = shlex.split(command)
@@ -81,10 +91,15 @@ class Fleet(Hosts):
             "PYTHONPATH": str(ROOT),
             "XDG_CACHE_HOME": str(folder / "cache"),
             "COUNTING_PAUSE_S": str(pause_s),
+            "OFFBEAT_LOG_LEVEL": "debug",
+            "OMP_NUM_THREADS": "1",
         }
+        line = [sys.executable, "-c", OFFBEAT, *words, *more]
+        if inside is not None:
+            line = inside.command(f"exec {shlex.join(line)}")
         with open(folder / "host.log", "ab") as out:
             self.hosts[name] = subprocess.Popen(
-                [sys.executable, "-c", OFFBEAT, *words, *more],
+                line,
                 cwd=folder,
                 env=environment,
                 stdout=out,
@@ -106,6 +121,22 @@ class Fleet(Hosts):
             return found and (found["generators"], found["actors"]) == (generators, actors)
 
         until(joined, f"{host} joins: {self.log_of(name)}", PATIENCE_S)
+
+    def kill(self, name: str, host: str) -> None:
+        """Kill all processes of a host at once, as a power cut would."""
+        peers = [peer["pid"] for peer in self.broker.status()["peers"] if peer["on_host"] == host]
+        for pid in [self.hosts[name].pid, *peers]:
+            os.kill(pid, signal.SIGKILL)
+        self.hosts[name].wait(PATIENCE_S)
+
+    def proof(self) -> Proof:
+        """End the broker, and prove from its journal and the actors' logs that the run lost nothing."""
+        self.broker.stop()
+        logs = self.run / "logs"
+        logs.mkdir()
+        for path in self.home.glob("*/runs/run/hosts/*/logs/actor*.log"):
+            (logs / path.name).symlink_to(path)
+        return prove(self.run)
 
     def end(self, name: str, patience_s: float = PATIENCE_S) -> int:
         self.hosts[name].send_signal(signal.SIGTERM)

@@ -61,13 +61,13 @@ def model_of_test(folder: Path) -> Path:
 class Hosts:
     """A run whose processes have the keys of their bundle and no others, and a learner in the test."""
 
-    def __init__(self, folder: Path, journal: Path | None = None) -> None:
+    def __init__(self, folder: Path, journal: Path | None = None, address: str = "127.0.0.1") -> None:
         self.folder, self.keys = folder, folder / "keys"
         key_files.make(self.keys)
         model = model_of_test(folder / "model")
         (folder / "counting.py").write_text(ENV_FILE)
         self.model, self.env = model, f"{folder / 'counting.py'}:Counting"
-        self.broker = Broker(self.keys, folder / "broker.log", folder=journal)
+        self.broker = Broker(self.keys, folder / "broker.log", folder=journal, address=address)
         self.processes: dict[str, subprocess.Popen] = {}
         self.units: list[list] = []
         hello = Hello(role="learner", peer="learner", incarnation=1, epoch=1, deliver="trajectory")

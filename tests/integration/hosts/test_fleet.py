@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import time
 
 import pytest
 
@@ -10,12 +11,15 @@ from launch.cli import main
 from launch.fleet.ticket import read_ticket, secrets_of
 from protocol.messages.peers import Goodbye
 from protocol.security import key_files
-from tests.integration.hosts.fleet_harness import Fleet
+from tests.campaigns.faults.proof import MUST_BE_EMPTY
+from tests.integration.hosts.fleet_harness import TURNS, Fleet
 from tests.integration.hosts.hosts_harness import PATIENCE_S
 from tests.integration.hosts.test_hosts import running
 from tests.integration.protocol.encrypted_harness import until
 
 pytestmark = pytest.mark.timeout(400)
+NOTICED_S = 10.0
+"""A host is lost after five missed heartbeats of one second; the rest is for a busy machine."""
 
 
 @pytest.fixture
@@ -41,6 +45,14 @@ def is_gone(pid):
     return False
 
 
+def assert_closed(proof, units):
+    """Assert that all of these units, of one episode each, were trained once, and that nothing was lost."""
+    assert not any(getattr(proof, what) for what in MUST_BE_EMPTY), proof
+    assert (proof.units_trained, proof.outcomes["trained"], proof.held) == (units, units * TURNS, 0), proof
+    assert set(proof.outcomes) <= {"trained", "superseded"}, proof
+    assert proof.acknowledged >= units * TURNS, proof
+
+
 def test_hosts_come_by_a_ticket_and_go_by_signal_command_and_revocation(fleet, capfd):
     command = fleet.ticket("--host", "gpu7")
     # One file, one command, no settings.
@@ -61,9 +73,10 @@ def test_hosts_come_by_a_ticket_and_go_by_signal_command_and_revocation(fleet, c
     assert "actor-gpu7-1 was ended by Killed" in fleet.status_of("gpu7")["died"]
     fleet.await_host("gpu7", "gpu7")
 
-    # A further host of a ticket that many share joins later, and is drained by command.
+    # A further host of a ticket that many share joins later.
     shutil.copytree(fleet.home / "gpu7" / "cache", fleet.home / "late" / "cache")
-    fleet.join("late", fleet.ticket("--any", "pool"), "--actors", "1", "--generators", "1")
+    late = fleet.ticket("--any", "pool")
+    fleet.join("late", late, "--actors", "1", "--generators", "1", pause_s=0.2)
     pool = until(
         lambda: next((h["name"] for h in fleet.broker.status()["hosts"] if h["name"] != "gpu7"), None),
         "the host joins",
@@ -72,6 +85,25 @@ def test_hosts_come_by_a_ticket_and_go_by_signal_command_and_revocation(fleet, c
     assert pool.startswith("pool-")
     fleet.await_host("late", pool, actors=1)
     assert gauge(fleet, "count") == 2
+
+    # Killed whole, in the middle of episodes: the head notices, the other host gets the tasks, and the run goes on.
+    names = [f"k{n}" for n in range(12)]
+    fleet.put(*names)
+    until(lambda: running(fleet, f"actor-{pool}-0"), "episodes run", PATIENCE_S)
+    lost = gauge(fleet, "leases_lost_total")
+    fleet.kill("late", pool)
+    began = time.monotonic()
+    until(lambda: fleet.status_of(pool) is None, "the head notices", PATIENCE_S)
+    noticed_s = time.monotonic() - began
+    assert {s.status for unit in fleet.delivered(len(names)) for s in unit} == {"unfinished", "finished"}
+    done_s = time.monotonic() - began
+    assert noticed_s < NOTICED_S
+    again = gauge(fleet, "leases_lost_total") - lost
+    assert again > 0
+    fleet.join("late", late, "--actors", "1", "--generators", "1")
+    fleet.await_host("late", pool, actors=1)
+
+    # Drained by command, it stays away.
     assert main(["drain", str(fleet.run), pool]) == 0
     assert f"{pool} has left" in capfd.readouterr().out
     assert fleet.hosts["late"].wait(PATIENCE_S) == 0, fleet.log_of("late")
@@ -97,6 +129,13 @@ def test_hosts_come_by_a_ticket_and_go_by_signal_command_and_revocation(fleet, c
     key_files.revoke(fleet.keys, "host-gpu7")
     assert fleet.hosts["gpu7"].wait(PATIENCE_S) == 65, fleet.log_of("gpu7")
     until(lambda: fleet.status_of("gpu7") is None, "the broker forgets the host", PATIENCE_S)
+
+    # The ledger closes: each stored segment was trained or has another outcome, and none was trained twice.
+    proof = fleet.proof()
+    print(
+        f"killed: noticed after {noticed_s:.1f} s, {again} leases dealt again, done after {done_s:.1f} s; {proof}"
+    )
+    assert_closed(proof, units=20)
 
 
 def test_when_the_run_is_over_all_processes_of_all_hosts_end(fleet):

@@ -44,10 +44,10 @@ def until(condition, what, timeout_s=PATIENCE_S):
 class Broker:
     """A broker process, without encryption if ``keys`` is None, and without a journal if ``folder`` is."""
 
-    def __init__(self, keys, log, *, endpoint="", folder=None, **settings):
+    def __init__(self, keys, log, *, endpoint="", folder=None, address="127.0.0.1", **settings):
         port, http_port = free_ports(2)
-        self.endpoint = endpoint or f"tcp://127.0.0.1:{port}"
-        self.http, self.keys, self.log = f"127.0.0.1:{http_port}", keys, log
+        self.endpoint = endpoint or f"tcp://{address}:{port}"
+        self.http, self.keys, self.log = f"{address}:{http_port}", keys, log
         settings = {"endpoint": self.endpoint, "http": self.http, "heartbeat_s": 1.0} | settings
         with open(log, "ab") as out:
             self.process = subprocess.Popen(
