@@ -182,7 +182,7 @@ def logps_in(answer: bytes, count: int, where: str) -> list[float]:
             raise ValueError
         told = json.loads(answer)["choices"][0]["logprobs"]["token_logprobs"][:count]
         found = [0.0, *(float(logp) for logp in told[1:])]
-        if len(told) != count or any(math.isnan(logp) or logp > 1e-3 for logp in found):
+        if len(told) != count or any(not math.isfinite(logp) or logp > 1e-3 for logp in found):
             raise ValueError
     except (LookupError, TypeError, ValueError, RecursionError):
         raise TeacherFailed(
