@@ -49,6 +49,7 @@ class MlflowSink:
             else experiment.experiment_id
         )
         self._id = self._found(number, run) or self._made(number, run)
+        self._log_params(run)
         self._client.log_dict(self._id, dict(run.config), "config.json")
 
     def _found(self, experiment: str, run: TrackedRun) -> str:
@@ -65,12 +66,18 @@ class MlflowSink:
         made: str = self._client.create_run(
             experiment, run_name=run.name, tags={IDENTITY: run.identity()}
         ).info.run_id
+        return made
+
+    def _log_params(self, run: TrackedRun) -> None:
+        # A parameter is written once: those of a run found are kept, and those a failed start left out are added.
+        known = self._client.get_run(self._id).data.params
         params = [
-            self._entities.Param(_key(name), str(value)[:MAX_VALUE]) for name, value in flat(run.config)
+            self._entities.Param(_key(name), str(value)[:MAX_VALUE])
+            for name, value in flat(run.config)
+            if _key(name) not in known
         ]
         for start in range(0, len(params), MAX_PARAMS):
-            self._client.log_batch(made, params=params[start : start + MAX_PARAMS])
-        return made
+            self._client.log_batch(self._id, params=params[start : start + MAX_PARAMS])
 
     def write(self, record: Record) -> None:
         """Write a record."""
