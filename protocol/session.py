@@ -92,6 +92,9 @@ class LongMessages:
         """Note that the connection has ended in silence, or was replaced."""
         if not self._unproved:
             return
+        if not self._beaten:  # No heartbeat has asked after the message, so its end says nothing of the path.
+            self._unproved = 0
+            return
         self._failed += 1
         if self._failed >= FAILURES:
             self.trouble = (

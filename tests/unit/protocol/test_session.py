@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from protocol.messages.peers import Heartbeat, Hello, Refused, Welcome
-from protocol.session import HELLO_RETRY_S, LONGEST_BEAT_S, MISSED_BEATS, Progress, Session
+from protocol.session import HELLO_RETRY_S, LONGEST_BEAT_S, MISSED_BEATS, LongMessages, Progress, Session
 
 HELLO = Hello(role="actor", peer="a", incarnation=1)
 WELCOME = Welcome(run="r", epoch=0, heartbeat_s=2.0, policy_version=0)
@@ -173,10 +173,24 @@ def test_a_broker_that_is_gone_is_no_matter_of_size():
 
 def test_messages_that_leave_together_count_together():
     session = joined()
-    for now in (1.0, 20.0):
+    for now in (1.0, 11.0):
         for i in range(5):
             session.sent(300, now + i / 100)
+        assert any(isinstance(message, Heartbeat) for message in session.due(now + 3.0, Progress))
         session.reconnected(now + 9.0)
         session.due(now + 9.0, Progress)
         session.received(replace(WELCOME, attempt=session._attempts - 1), now + 9.1)
     assert "one of 1,500 bytes did not" in session.long.trouble
+
+
+def test_losses_before_a_heartbeat_do_not_blame_the_path():
+    long = LongMessages()
+    for start in (0.0, 7.0, 14.0):
+        long.sent(5_000, start)
+        long.lost()
+    assert long.trouble == ""
+    for start in (21.0, 28.0):
+        long.sent(5_000, start)
+        long.beaten()
+        long.lost()
+    assert "2 times in a row" in long.trouble
