@@ -44,7 +44,7 @@ class Cases:
         tests: for "run": tables of input and expected; for "call": tables of call, args, expected and or, or of code
             and names.
         before: text that stands before the program.
-        imports: import statements that stand before each test.
+        imports: import statements and whole functions of ``before``, which stand before each test.
     """
 
     kind: Literal["run", "call"]
@@ -73,7 +73,7 @@ def read_cases(value: Any, entry_point: str = "", before: str = "", most: int = 
         >>> read_cases({"fn_name": "f", "inputs": [[2]], "outputs": [4]}).tests
         [{'call': 'f', 'args': [2], 'expected': 4, 'or': []}]
     """
-    imports = _imports(before)
+    imports = _of_tests(before, entry_point)
     tests = _read(_from_json(value), entry_point, imports)
     kinds = {"input" if "input" in test else "call" for test in tests}
     if not tests:
@@ -240,7 +240,23 @@ def _names(tree: ast.Module) -> tuple[set[str], set[str]]:
     return loaded, bound
 
 
-def _imports(text: str) -> str:
-    """Return the import statements at the beginning of lines of a text."""
-    nodes = [node for node in _parsed(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
+def _of_tests(before: str, entry_point: str) -> str:
+    """Return what tests have of the text before a program: its imports, and its functions but for the one wanted.
+
+    HumanEval's tests call a function that stands before the program. Were it the program's, it could be written anew.
+    A function without a body is one that the program is to write.
+    """
+    nodes = [
+        node
+        for node in _parsed(before).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        or (isinstance(node, ast.FunctionDef) and node.name != entry_point and not _is_stub(node))
+    ]
     return "\n".join(map(ast.unparse, nodes))
+
+
+def _is_stub(function: ast.FunctionDef) -> bool:
+    return all(
+        isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in function.body
+    )

@@ -3,6 +3,7 @@
 import difflib
 import tomllib
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, ValidationError
 
@@ -13,6 +14,8 @@ MAX_HOSTS = 1_000
 WORD = r"^[A-Za-z0-9][A-Za-z0-9@._:/,=+-]*$"
 """Values that become options of an engine: one word, so that nothing else can be in it."""
 OPTIONAL_WORD = r"^$|" + WORD
+SshName = Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]+@)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+"""What `offbeat ticket --host` takes, behind USER@."""
 
 
 class SlurmSite(Section):
@@ -53,8 +56,8 @@ class SlurmSite(Section):
 class SshSite(Section):
     """`[ssh]`: hosts that are reached by ssh. The head is the machine where `offbeat launch` runs."""
 
-    hosts: tuple[str, ...] = Field((), strict=False)
-    """Names that ssh knows, each a host of its own."""
+    hosts: tuple[SshName, ...] = Field((), strict=False)
+    """Names that ssh knows, with USER@ if needed, each a host of its own. A port belongs into ssh's configuration."""
     folder: str = Field("offbeat", pattern=r"^[A-Za-z0-9~._/-]+$")
     """Folder on each host in which `offbeat host` runs."""
     setup: str = ""

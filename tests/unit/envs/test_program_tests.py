@@ -67,6 +67,17 @@ def test_a_module_that_decides_a_test_is_the_real_one(code, before, kept, names)
     assert test == {"code": kept or code, "names": names}
 
 
+def test_a_whole_function_before_the_program_is_the_tests_too():
+    """HumanEval's row 38 hands out encode_cyclic and asks for decode_cyclic; both could be the identity."""
+    before = "def encode(s):\n    return s[1:] + s[:1]\n\ndef decode(s):\n    'Take it back.'\n"
+    test = "def check(candidate):\n    assert candidate(encode('abc')) == 'abc'\n"
+    for entry_point in ("decode", "encode"):
+        cases = read_cases(test, entry_point, before)
+        assert ("def encode" in cases.imports) == (entry_point == "decode")
+        assert "def decode" not in cases.imports
+        assert ("encode" in cases.tests[0]["names"]) == (entry_point == "encode")
+
+
 def test_names_that_are_imported_before_the_program_are_not_the_programs():
     cases = read_cases(
         ["assert isclose(f(1), Node(1).x)"], before="from math import isclose\nclass Node: x = 1"

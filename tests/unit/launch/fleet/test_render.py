@@ -134,6 +134,7 @@ def test_addresses_that_the_run_file_opens_stay():
         ("[slurm]\ngres = 'gpu:1 --uid=0'", "slurm.gres"),
         ("[slurm]\nlargest = 0", "slurm.largest"),
         ("[ssh]\nfolder = 'a b'", "ssh.folder"),
+        ("[ssh]\nhosts = ['a:22']", "ssh.hosts"),
         ("[", "not valid TOML"),
     ],
 )
