@@ -41,6 +41,7 @@ from launch.errors import ConfigError, LaunchError
 from launch.run_file.sections import ModelSection, RunConfig, TinyModel, WarmStartSection
 from learner.families.lessons import SolvedTask, lessons
 from learner.settings.families import FamilyConfig
+from learner.settings.learner import LearnerConfig
 from protocol.files import locked_file
 
 log = logging.getLogger(__name__)
@@ -256,14 +257,60 @@ def prepare(config: RunConfig) -> Path:
     """
     if config.model.path or config.model.tiny is None:
         return existing(config.model)
-    folder = _tiny_folder(config, config.model.tiny)
+    return _made(config, config.model.tiny)
+
+
+def with_teacher(config: RunConfig) -> LearnerConfig:
+    """Return the learner's settings with the folder of a teacher in the place of its name.
+
+    A teacher is found, downloaded or turned from a GGUF file as a model is. A tiny teacher is made; it has the shape,
+    seed and tokenizer of the run's tiny model, and its warm start makes all its steps.
+
+    Raises:
+        ConfigError: the teacher cannot be found or made.
+    """
+    learner = config.learner
+    if (found := learner.algorithm.distillation) is None or found.remote:
+        return learner
+    if found.tiny:
+        log.info("the teacher is the tiny model after all steps of its warm start")
+        folder = _made(config, tiny_teacher(config))
+    else:
+        folder = existing(config.model.model_copy(update={"path": found.teacher}))
+    found = found.model_copy(update={"teacher": str(folder)})
+    algorithm = learner.algorithm.model_copy(update={"distillation": found})
+    return learner.model_copy(update={"algorithm": algorithm})
+
+
+def tiny_teacher(config: RunConfig) -> TinyModel:
+    """Return the description of a tiny teacher.
+
+    Raises:
+        ConfigError: the run has no tiny model, or its warm start does not stop before its end.
+    """
+    name, tiny = "learner.algorithm.distillation.teacher", config.model.tiny
+    if config.model.path or tiny is None:
+        raise ConfigError(
+            f'{name} is "tiny" but the run has no tiny model; name a folder, a model of the hub, or the URL of a server'
+        )
+    if tiny.warm_start.stop_at == 1 or not tiny.warm_start.steps:
+        raise ConfigError(
+            f'{name} is "tiny" but the warm start of the policy does not stop before its end, so the teacher would be '
+            "the policy itself; set model.tiny.warm_start.stop_at below 1, for example to 0.2, or name another teacher"
+        )
+    whole = tiny.warm_start.model_copy(update={"stop_at": 1.0})
+    return tiny.model_copy(update={"warm_start": whole})
+
+
+def _made(config: RunConfig, tiny: TinyModel) -> Path:
+    folder = _tiny_folder(config, tiny)
     with _locked(folder.with_suffix(".lock")):
         if folder.is_dir():
             log.info("cached: %s", folder)
         else:
             unfinished = folder.with_suffix(".partial")
             shutil.rmtree(unfinished, ignore_errors=True)
-            make(config, config.model.tiny, unfinished)
+            make(config, tiny, unfinished)
             unfinished.rename(folder)
     return folder
 

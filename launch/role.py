@@ -101,8 +101,10 @@ def broker(config: RunConfig, folder: Path, keys: Path | None) -> bool:
 
 
 def model(config: RunConfig) -> None:
+    from launch.model import with_teacher
     from launch.preflight.examine import preflight
 
+    with_teacher(config)
     found, log = _model(config), logging.getLogger(__name__)
     if config.model.path:
         log.info("found: %s", found)
@@ -125,6 +127,7 @@ def learner(
     from_step: int | None = None,
     connect: Callable[..., BlockingLink] = ThreadLink,
 ) -> None:
+    from launch.model import with_teacher
     from launch.servers import weights_url
     from learner.evaluations import run_evaluation
     from learner.main import run_learner
@@ -145,7 +148,7 @@ def learner(
         )
         return
     run_learner(
-        config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag}),
+        with_teacher(config).model_copy(update={"max_policy_lag": config.max_policy_lag}),
         broker=config.broker.endpoint,
         model=_model(config),
         env_name=config.env.name,

@@ -287,11 +287,11 @@ def train(
     Raises:
         ConfigError: the steps cannot be trained again.
     """
-    from launch.model import prepare
+    from launch.model import prepare, with_teacher
     from learner.errors import CannotRetrain, FormulaError
     from learner.retrain import retrain as train_recorded
 
-    settings = config.learner.model_copy(update={"max_policy_lag": config.max_policy_lag})
+    settings = with_teacher(config).model_copy(update={"max_policy_lag": config.max_policy_lag})
     try:
         train_recorded(
             settings,

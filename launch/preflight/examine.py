@@ -20,7 +20,7 @@ from envs.base import Split, SuiteFacts
 from envs.errors import EnvError
 from envs.registry import content_hash, make_suite
 from launch.errors import ConfigError
-from launch.model import KNOWN_MODELS, SMALL_FILES, existing, is_gguf, kept_model
+from launch.model import KNOWN_MODELS, SMALL_FILES, existing, is_gguf, kept_model, tiny_teacher
 from launch.preflight.environment import (
     Prompt,
     Trial,
@@ -252,6 +252,7 @@ def examine(config: RunConfig) -> Examined:
     folder = model_files(config)
     if config.judge is not None and config.judge.model:
         check_model_name("judge.model", config.judge.model)
+    check_teacher(config)
     size = model_size(folder) if folder else None
     by_gpus = decided(config, size)
     config = by_gpus.config
@@ -371,6 +372,21 @@ def model_files(config: RunConfig) -> Path | None:
         return kept_model(config)
     check_model_name("model.path", path)
     return existing(config.model, SMALL_FILES)
+
+
+def check_teacher(config: RunConfig) -> None:
+    """Check that a teacher which the learner holds can be found, or made.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    teacher = config.learner.algorithm.distillation
+    if teacher is None or teacher.remote:
+        return
+    if teacher.tiny:
+        tiny_teacher(config)
+    else:
+        check_model_name("learner.algorithm.distillation.teacher", teacher.teacher)
 
 
 def check_model_name(setting: str, path: str) -> None:

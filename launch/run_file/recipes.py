@@ -63,6 +63,7 @@ class Recipe:
             "families": learner.family is not None,
             "replay": learner.replay is not None,
             "reference model": reference,
+            "teacher": algorithm.distillation is not None,
         }
         return [part for part, needed in parts.items() if needed]
 

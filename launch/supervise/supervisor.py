@@ -77,7 +77,8 @@ def prepare_model(config: RunConfig, folder: Path, panel: Panel, interrupt: Inte
         KeyboardInterrupt: the user interrupted.
     """
     there = config.model.local if config.model.path else config.model.tiny is None
-    if there:
+    teacher = config.learner.algorithm.distillation
+    if there and (teacher is None or teacher.remote or Path(teacher.teacher).is_dir()):
         return
     making = DOWNLOADING if config.model.path else MAKING
     env = role_environment(1, local_model=config.model.local)

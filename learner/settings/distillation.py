@@ -8,6 +8,8 @@ from protocol.section import Section
 
 URL = ("http://", "https://")
 """Beginnings of a teacher's address."""
+TINY = "tiny"
+"""Name of the teacher that is made like the run's tiny model."""
 
 
 class Distillation(Section):
@@ -17,7 +19,8 @@ class Distillation(Section):
 
     teacher: str = Field(min_length=1)
     """The teacher: a model folder, or a name on the hub, which the learner holds beside the policy; or the base URL of
-    an OpenAI-compatible server, up to and with `/v1`. It has the tokens of the policy."""
+    an OpenAI-compatible server, up to and with `/v1`. It has the tokens of the policy. `tiny` is the run's own tiny
+    model after all steps of its warm start, where the policy stops at `model.tiny.warm_start.stop_at`."""
     coefficient: float = Field(1.0, gt=0)
     """Factor of log teacher - log proximal in the advantage. Above 0."""
     rewards: bool = False
@@ -38,6 +41,11 @@ class Distillation(Section):
     def remote(self) -> bool:
         """Whether the teacher is a server."""
         return self.teacher.startswith(URL)
+
+    @property
+    def tiny(self) -> bool:
+        """Whether the teacher is made here, like the run's tiny model."""
+        return self.teacher == TINY
 
     def contradictions(self, field: str) -> Iterator[str]:
         if self.remote and not self.model:

@@ -40,10 +40,12 @@ LATER = ("gac", "replay-fifo")
 """Recipes whose part needs a step before it: a gradient to compare with, or rollouts to draw."""
 OUTSIDE = ("sat",)
 """Recipes whose part does nothing at the lags here: SAT's tail lies outside its clip anyway."""
+TAUGHT = ("distillation",)
+"""Recipes with a teacher, which is made for a run; tests/integration/learner/test_distillation.py trains with one."""
 FILES = {
     name: path
     for name, path in run_files().items()
-    if path.parent.name != "families" and name not in (*LATER, *OUTSIDE)
+    if path.parent.name != "families" and name not in (*LATER, *OUTSIDE, *TAUGHT)
 }
 """Recipes of families are not here. They differ in what is sampled, and a step of them is one of grpo."""
 NAMES = sorted(FILES)

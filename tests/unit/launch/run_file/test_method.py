@@ -15,6 +15,8 @@ FAMILIES = [name for name, path in FILES.items() if path.parent.name == "familie
 """Methods whose groups ask for further groups. Some of them need hints, which the job does not give."""
 JUDGED = "fapo-judge"
 """Method that needs the reward of a judge, which the job does not give."""
+TAUGHT = "distillation"
+"""Method whose teacher is better than the tiny model only where the warm start of this one stops early."""
 NAMES = [name for name in FILES if name not in FAMILIES]
 JOB = '[model.tiny]\n[env]\nname = "calculator"\n'
 SUMMARY = {
@@ -47,7 +49,7 @@ def settings(config):
     return config.model_dump(mode="json")
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != JUDGED])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (JUDGED, TAUGHT)])
 def test_a_run_file_of_two_sections_and_a_method_passes_the_check(job, name, capsys):
     path = job(f'method = "{name}"\n{JOB}')
     assert cli.main(["check", str(path)]) == 0
@@ -57,6 +59,22 @@ def test_a_run_file_of_two_sections_and_a_method_passes_the_check(job, name, cap
 def test_a_method_with_a_judge_needs_its_reward(job, capsys):
     assert cli.main(["check", str(job(f'method = "{JUDGED}"\n{JOB}'))]) == 1
     assert 'learner.reward.flawed.needs is "sound": the environment has no reward' in capsys.readouterr().err
+
+
+def test_a_method_with_a_teacher_needs_one_that_is_not_the_policy(job, capsys):
+    def said(text):
+        code = cli.main(["check", str(job(f'method = "{TAUGHT}"\n{text}'))])
+        return code, capsys.readouterr().err
+
+    code, error = said(JOB)
+    assert code == 1
+    assert "the teacher would be the policy itself; set model.tiny.warm_start.stop_at below 1" in error
+    assert said(f"{JOB}[model.tiny.warm_start]\nstop_at = 0.2\n")[0] == 0
+    teacher = "[learner.algorithm.distillation]\nteacher = "
+    code, error = said(f'{JOB}{teacher}"runs/none/of/this"\n')
+    assert code == 1
+    assert "learner.algorithm.distillation.teacher is 'runs/none/of/this': there is no such folder" in error
+    assert said(f'{JOB}{teacher}"Qwen/Qwen3-0.6B"\n')[0] == 0
 
 
 def test_a_method_with_hints_needs_an_environment_that_gives_them(job, capsys):
@@ -128,7 +146,10 @@ def test_what_methods_set_beside_the_algorithm():
         "arpo-branch": {"group_size": 16} | lag,
         "urpo": {"group_size": 8} | lag,
         "dyna-mind": {"group_size": 8} | lag,
-        **{name: {"train_on": "trajectories", "group_size": 1} for name in ("flash-reinforce", "ppo", "sao")},
+        **{
+            name: {"train_on": "trajectories", "group_size": 1}
+            for name in ("distillation", "flash-reinforce", "ppo", "sao")
+        },
         "tppo": {"train_on": "windows"} | lag,
     }
 

@@ -31,7 +31,7 @@ def test_all_methods_are_there():
     expected = "grpo ppo rloo cispo gspo decoupled-ppo minirl hispo bapo hapo tppo remix r2vpo gbpo lag-clip"
     new = "uncorrected m2po dppo drpo sat vespo trm flash-reinforce sao vcpo gac tba replay-fifo"
     credit = "gdpo dvao g2rpo dgpo loop grpo-tcr flow-grpo eapo epo gigpo hgpo otc prs spo-winrate"
-    more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule fapo-judge riskpo dapo-direct rapo spear"
+    more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule fapo-judge riskpo dapo-direct rapo spear distillation"
     known = "dapo dr-grpo reinforce-plus-plus"
     assert {*credit.split(), *more.split(), *known.split()} == CREDIT
     assert {
@@ -160,6 +160,7 @@ def test_what_methods_need_is_listed():
     assert needs["remax"] == ["groups", "greedy answers"]
     assert needs["ppo"] == ["critic"]
     assert needs["bapo"] == ["groups"]
+    assert needs["distillation"] == ["teacher"]
     assert needs["gigpo"] == needs["otc"] == needs["subpo"] == ["groups", "marks"]
     assert needs["arpo-gui"] == ["groups", "replay"]
     assert needs["riskpo"] == ["groups"]
