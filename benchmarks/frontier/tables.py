@@ -37,6 +37,8 @@ from learner.update.adaptive import optimizer_steps_per_update
 
 T_90 = {2: 2.920, 3: 2.353, 4: 2.132}
 """Quantile 0.95 of Student's t by degrees of freedom, for intervals of 90 %."""
+COLLAPSED = 0.05
+"""Reward at lag 0 below which a share of it says nothing."""
 MISSING = "missing"
 FAILS, HOLDS = 0.7, 0.9
 """Share of its reward that the uncorrected row must lose, and that another row must keep, so that a task separates."""
@@ -275,7 +277,7 @@ def kept_at(results: Results, task: str, lag: int, rate: float | None = None) ->
     kept = {}
     for row in results.rows(task):
         old, fresh = (mean_of(results.scores(task, row, which, steps, seeds, rate)) for which in (lag, 0))
-        if old is not None and fresh is not None and fresh.value > 0:
+        if old is not None and fresh is not None and fresh.value >= COLLAPSED:
             kept[row] = Kept(old.value, old.value / fresh.value)
     return kept
 
@@ -307,7 +309,9 @@ def shown(mean: Mean | None) -> str:
 def share(above: Mean | None, below: Mean | None) -> str:
     """Return the ratio of two means, or that it is missing."""
     return (
-        MISSING if above is None or below is None or not below.value else f"{above.value / below.value:.2f}"
+        MISSING
+        if above is None or below is None or below.value < COLLAPSED
+        else f"{above.value / below.value:.2f}"
     )
 
 
