@@ -54,6 +54,11 @@ class Bit(IntFlag):
     """A critic or imitation learned from it."""
 
 
+MASKED = (Bit.STALE, Bit.AUXILIARY, Bit.ZERO_WEIGHT, Bit.UNUSED)
+"""Reasons why a token carried no policy gradient, the first that applies. `Bit.ZERO_WEIGHT` may stand beside
+`Bit.TRAINED`: the objective was formed of the token, with the weight 0."""
+
+
 NUMBERS = ("logp_current", "logp_proximal", "ratio", "correction", "advantage", "entropy")
 """Floats of a row. They are NaN where the learner did not compute them; the ratio is current / behaviour."""
 
@@ -84,6 +89,17 @@ class AnnotatedTrajectory(Struct, frozen=True, array_like=True):
     """Tokens [start, end) of the trajectory that the rows belong to, in order."""
     replayed: bool = False
     """True if it came from the replay table."""
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """Tokens of the trajectory that the rows belong to, [rows].
+
+        Example:
+            >>> AnnotatedTrajectory("t", 3, 0, [(4, 6), (9, 10)]).places.tolist()
+            [4, 5, 9]
+        """
+        spans = [np.arange(start, end, dtype=np.int64) for start, end in self.spans]
+        return np.concatenate(spans) if spans else np.empty(0, np.int64)
 
 
 class AnnotatedStep(Struct, frozen=True, kw_only=True):
@@ -148,11 +164,17 @@ def _decoded(line: bytes) -> AnnotatedStep | None:
 def records(run_dir: Path, trajectory_id: str | None = None) -> Iterator[Record]:
     """Yield all records, or those of one trajectory, which has one for each step that trained a part of it."""
     for step, path in read_index(run_dir):
-        offset, size = step.offset, row_type(step.floats).itemsize
-        for one in step.trajectories:
-            if trajectory_id in (None, one.trajectory_id):
-                yield Record(step, one, path, offset)
-            offset += one.rows * size
+        for record in records_of(step, path):
+            if trajectory_id in (None, record.trajectory.trajectory_id):
+                yield record
+
+
+def records_of(step: AnnotatedStep, path: Path) -> Iterator[Record]:
+    """Yield the records of a step, whose rows are in the file ``path``."""
+    offset, size = step.offset, row_type(step.floats).itemsize
+    for one in step.trajectories:
+        yield Record(step, one, path, offset)
+        offset += one.rows * size
 
 
 def read_rows(record: Record) -> NDArray[Any] | None:

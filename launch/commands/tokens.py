@@ -24,7 +24,7 @@ from launch import run_folder
 from launch.commands.journal import PlacedSegment, arrays_of, trajectories
 from launch.errors import LaunchError
 from launch.view.inspector import Words, open_words
-from learner.annotation_files import Bit, Record, read_index, read_rows, records
+from learner.annotation_files import MASKED, Bit, Record, read_index, read_rows, records
 from protocol import names
 from protocol.files import whole_file
 
@@ -59,20 +59,20 @@ COLUMNS: dict[str, str] = {
     "masked": "string",
 }
 """Columns and their types in parquet; docs/run/tokens.md says what each means. Null: nobody kept it."""
-REASONS = (
-    (Bit.STALE, "lag"),
-    (Bit.AUXILIARY, "auxiliary"),
-    (Bit.UNUSED, "method"),
-    (Bit.ZERO_WEIGHT, "correction"),
-)
-"""Why a token carried no gradient, by its bit."""
+REASONS = {
+    Bit.STALE: "lag",
+    Bit.AUXILIARY: "auxiliary",
+    Bit.ZERO_WEIGHT: "correction",
+    Bit.UNUSED: "method",
+}
+"""Why a token carried no gradient, for each reason of `MASKED`."""
 ROWS_AT_ONCE = 100_000
 """Rows of a group in a parquet file."""
 _REASON = np.full(256, "", dtype=object)
-for _bit, _why in reversed(REASONS):
+for _bit in reversed(MASKED):
     for _bits in range(256):
         if _bits & _bit:
-            _REASON[_bits] = _why
+            _REASON[_bits] = REASONS[_bit]
 
 Table = Mapping[str, Sequence[Any]]
 """Columns by name, equally long. A column that is missing is null."""
@@ -304,9 +304,7 @@ def _write_trajectory(
     trained = False
     for record in kept.get(segment.trajectory_id, ()):
         rows = read_rows(record)
-        position = np.concatenate(
-            [np.arange(*span) for span in record.trajectory.spans] or [np.zeros(0, np.int64)]
-        )
+        position = record.trajectory.places
         here = (position >= first) & (position < first + len(joined["token_ids"]))
         if rows is None or not len(position):
             continue
@@ -391,7 +389,7 @@ class TrainedTokens:
         for t, place, start in zip(trajectories, places, numbers.batch.starts.tolist(), strict=False):
             if not place.rows:
                 continue
-            position = np.concatenate([np.arange(*span) for span in place.spans])
+            position = place.places
             arrays = {name: getattr(t, name) for name in ("token_ids", "logp_behaviour", "policy_version")}
             columns = sampled_columns((t.trajectory_id, t.group_id, t.env), position, arrays, self._words)
             own = rows[at : at + place.rows]

@@ -10,26 +10,27 @@ from numpy.typing import NDArray
 
 from learner.annotation_files import (
     FOLDER,
+    MASKED,
     MAX_LAG,
     NUMBERS,
     AnnotatedStep,
-    AnnotatedTrajectory,
     Bit,
     Record,
     read_index,
     read_rows,
+    records_of,
     row_type,
 )
 
 COLUMNS = {"correction": "weight"}
 """Names of the page for numbers that are called differently in the files."""
-WHY = (
-    (Bit.STALE, "masked: it lags more than the bound"),
-    (Bit.AUXILIARY, "masked: the environment leaves its turn out of training"),
-    (Bit.ZERO_WEIGHT, "masked: the correction gave it the weight 0"),
-    (Bit.UNUSED, "masked by the method, for example because it has no advantage"),
-)
-"""Why a token carried no policy gradient, the first that applies."""
+WHY = {
+    Bit.STALE: "masked: it lags more than the bound",
+    Bit.AUXILIARY: "masked: the environment leaves its turn out of training",
+    Bit.ZERO_WEIGHT: "masked: the correction gave it the weight 0",
+    Bit.UNUSED: "masked by the method, for example because it has no advantage",
+}
+"""Why a token carried no policy gradient, for each reason of `MASKED`."""
 
 
 @dataclass
@@ -101,10 +102,8 @@ class AnnotationReader:
         self.changes += 1
         self._records, self.reasons = {}, {}
         for step, path, _ in seen.values():
-            offset, size = step.offset, row_type(step.floats).itemsize
-            for one in step.trajectories:
-                self._records.setdefault(one.trajectory_id, []).append(Record(step, one, path, offset))
-                offset += one.rows * size
+            for record in records_of(step, path):
+                self._records.setdefault(record.trajectory.trajectory_id, []).append(record)
             for outcome, names in step.untrained.items():
                 self.reasons.update(dict.fromkeys(names, outcome))
 
@@ -135,7 +134,7 @@ class AnnotationReader:
             rows = read_rows(record)
             if rows is None:
                 continue
-            places = places_of(record.trajectory)
+            places = record.trajectory.places
             kept = places < tokens
             for name in NUMBERS:
                 columns[COLUMNS.get(name, name)][places[kept]] = rows[name][kept].astype(np.float64)
@@ -152,17 +151,6 @@ def _stats(paths: Iterable[Path]) -> Iterable[tuple[Path, Any]]:
             continue
 
 
-def places_of(one: AnnotatedTrajectory) -> NDArray[np.int64]:
-    """Return the tokens that the rows of a record belong to.
-
-    Example:
-        >>> places_of(AnnotatedTrajectory("t", 3, 0, [(4, 6), (9, 10)])).tolist()
-        [4, 5, 9]
-    """
-    spans = [np.arange(start, end) for start, end in one.spans]
-    return np.concatenate(spans) if spans else np.empty(0, np.int64)
-
-
 def why_cut(bits: int) -> str | None:
     """Say where the gradient of a token was cut; None if it was carried whole.
 
@@ -171,9 +159,12 @@ def why_cut(bits: int) -> str | None:
         (None, 'masked: it lags more than the bound')
         >>> why_cut(Bit.TRAINED | Bit.CLIPPED)
         "clipped: the surrogate's bound cut its gradient"
+        >>> why_cut(Bit.TRAINED | Bit.ZERO_WEIGHT | Bit.TRUNCATED)
+        'masked: the correction gave it the weight 0'
     """
-    if not bits & Bit.TRAINED:
-        return next((text for bit, text in WHY if bits & bit), "masked")
+    masked = next((WHY[bit] for bit in MASKED if bits & bit), None)
+    if masked or not bits & Bit.TRAINED:
+        return masked or "masked"
     if bits & Bit.CLIPPED:
         return "clipped: the surrogate's bound cut its gradient"
     if bits & Bit.TRUNCATED:
@@ -205,8 +196,9 @@ def lag_sums(step: AnnotatedStep, path: Path) -> LagSums:
         count(trained),
         count(clipped),
     )
+    weighed = bits & Bit.ZERO_WEIGHT == 0
     # A step that the optimizer skipped moved nothing.
-    sums.carried = count(trained & ~clipped) if step.applied else np.zeros(MAX_LAG + 1)
+    sums.carried = count(trained & ~clipped & weighed) if step.applied else np.zeros(MAX_LAG + 1)
     for name, total, known in (("ratio", "ratio", "ratios"), ("correction", "weight", "weights")):
         values = rows[name].astype(np.float64)
         finite = trained & np.isfinite(values)

@@ -28,10 +28,10 @@ def rows(bits, lags, **numbers):
     return made
 
 
-def annotated(folder, *, carried_beyond=False):
+def annotated(folder, *, carried_beyond=False, last=CARRIED):
     """Write annotations of the fourth step, whose first trajectory has two tokens beyond the bound."""
     first = rows(
-        [CARRIED if carried_beyond else STALE, STALE, CARRIED, CLIPPED, CARRIED],
+        [CARRIED if carried_beyond else STALE, STALE, CARRIED, CLIPPED, last],
         [3, 3, 1, 1, 1],
         ratio=[np.nan, np.nan, 1.0, 1.5, 0.5],
         correction=[0.0, 0.0, 1.0, 2.0, 1.0],
@@ -87,6 +87,16 @@ def test_tokens_beyond_the_bound_that_carried_gradient_are_counted(tmp_path):
     assert by_lag[1]["weight"] == pytest.approx((1.0 + 2.0 + 1.0 + 5.0) / 8)
     assert by_lag[0]["ratio"] is None
     assert by_lag[BOUND + 1]["beyond"]
+
+
+def test_a_token_that_a_correction_masked_carried_nothing(tmp_path):
+    masked = CARRIED | Bit.ZERO_WEIGHT
+    questions = asked(annotated(small_run(tmp_path / "run"), last=masked))
+    tokens = questions.ask("trajectory", {"id": "1g5.0.0"})["tokens"]
+    assert tokens["cut"][-1] == "masked: the correction gave it the weight 0"
+    by_lag = {one["lag"]: one for one in questions.ask("staleness", {})["lags"]}
+    # Eight tokens have a lag of 1. One of them is clipped, and one is masked.
+    assert by_lag[1]["carried"] == 6.0
 
 
 def test_the_learners_own_reasons_stand_in_the_ledger(tmp_path):
