@@ -196,6 +196,10 @@ def poison_of(record: Record) -> list[bytes]:
         return []
 
 
+NOT_APPLIED = (msgspec.MsgspecError, ProtocolError, BrokerError, AssertionError, KeyError, ValueError)
+"""What `apply_record` raises for a record that another version wrote, that was altered, or that rests on lost ones."""
+
+
 def recover(state: BrokerState, store: JournalStore, records: Iterable[Record], now: float) -> int:
     """Bring an empty state to where the journal ends; return the number of records applied.
 
@@ -209,14 +213,7 @@ def recover(state: BrokerState, store: JournalStore, records: Iterable[Record], 
     for record in records:
         try:
             apply_record(state, store, record, now)
-        except (
-            msgspec.MsgspecError,
-            ProtocolError,
-            BrokerError,
-            AssertionError,
-            KeyError,
-            ValueError,
-        ) as error:
+        except NOT_APPLIED as error:
             if store.journal.losses and isinstance(error, StateBroken):
                 log.warning("left out, as it rests on what is lost: %s", error)
                 continue

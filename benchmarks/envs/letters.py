@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,24 +15,24 @@ LETTERS = "abcdefgh"
 TARGET = "e"
 
 
-class LetterSuite:
-    """Tasks whose prompt is one of a few letters. The target letter is always `TARGET`, whatever the prompt.
+class PromptedSuite:
+    """Tasks whose prompt is one of a few letters, which means nothing. A function of its text rewards a response.
 
     Args:
         length: characters of a full response. A response that ends early earns nothing for the missing
             characters.
         prompts: number of different prompts.
+        share: reward of a response, in [0, 1].
     """
 
-    def __init__(self, length: int = 32, prompts: int = 4) -> None:
-        self.length, self.prompts = length, prompts
+    def __init__(self, length: int, prompts: int, share: Callable[[str], float]) -> None:
+        self.length, self.prompts, self.share = length, prompts, share
 
-    def episode(self) -> "LetterEpisode":
-        return LetterEpisode(self)
+    def episode(self) -> "PromptedEpisode":
+        return PromptedEpisode(self)
 
     def question(self, index: int) -> ChatMessage:
-        letter = LETTERS[index % self.prompts]
-        return {"role": "user", "content": letter}
+        return {"role": "user", "content": LETTERS[index % self.prompts]}
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
         """Return a response of the right length that cycles through letters, so a warm start favours none."""
@@ -43,21 +43,28 @@ class LetterSuite:
         pass
 
 
-class LetterEpisode:
+class PromptedEpisode:
     """One response."""
 
-    def __init__(self, suite: LetterSuite) -> None:
+    def __init__(self, suite: PromptedSuite) -> None:
         self._suite = suite
 
     async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
         return [self._suite.question(int(data["index"]))]
 
     async def step(self, action: str) -> StepResult:
-        share = min(1.0, action.count(TARGET) / self._suite.length)
+        share = self._suite.share(action)
         return StepResult(rewards={"share": share}, done=True, correct=share == 1.0)
 
     async def close(self) -> None:
         pass
+
+
+class LetterSuite(PromptedSuite):
+    """Each `TARGET` in a response pays, whatever the prompt."""
+
+    def __init__(self, length: int = 32, prompts: int = 4) -> None:
+        super().__init__(length, prompts, lambda text: min(1.0, text.count(TARGET) / length))
 
 
 KINDS = "01"

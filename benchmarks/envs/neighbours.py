@@ -1,14 +1,12 @@
 """A toy task whose goal moves with the policy: neighbouring letters of an answer have to agree."""
 
 from itertools import pairwise
-from typing import Any
 
-from benchmarks.envs.letters import LETTERS
-from envs.base import ChatMessage, Split, StepResult
+from benchmarks.envs.letters import PromptedSuite
 
 
-class NeighbourSuite:
-    """Tasks whose prompt is one of a few letters, without a meaning. Any letter will do, if it is repeated.
+class NeighbourSuite(PromptedSuite):
+    """Any letter will do, if it is repeated.
 
     Args:
         length: characters of a full response.
@@ -16,38 +14,7 @@ class NeighbourSuite:
     """
 
     def __init__(self, length: int = 8, prompts: int = 4) -> None:
-        self.length, self.prompts = length, prompts
-
-    def episode(self) -> "NeighbourEpisode":
-        return NeighbourEpisode(self)
-
-    def question(self, index: int) -> ChatMessage:
-        return {"role": "user", "content": LETTERS[index % self.prompts]}
-
-    def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
-        """Return a response of the right length that cycles through letters, so a warm start favours none."""
-        text = "".join(LETTERS[(index + i * (1 + index % 5)) % len(LETTERS)] for i in range(self.length))
-        return [self.question(index), {"role": "assistant", "content": text}]
-
-    async def close(self) -> None:
-        pass
-
-
-class NeighbourEpisode:
-    """One response."""
-
-    def __init__(self, suite: NeighbourSuite) -> None:
-        self._suite = suite
-
-    async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
-        return [self._suite.question(int(data["index"]))]
-
-    async def step(self, action: str) -> StepResult:
-        share = agreeing(action, self._suite.length)
-        return StepResult(rewards={"share": share}, done=True, correct=share == 1.0)
-
-    async def close(self) -> None:
-        pass
+        super().__init__(length, prompts, lambda text: agreeing(text, length))
 
 
 def agreeing(text: str, length: int) -> float:

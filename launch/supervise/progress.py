@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from launch.file_tail import FileTail
 from launch.run_file.sections import RunConfig
 from launch.supervise.broker_status import Answer
 from protocol.failures import FailureCounts, describe
@@ -34,7 +35,7 @@ class MetricsTail:
 
     def __init__(self, since: float = 0.0) -> None:
         self._since = since
-        self._inode, self._offset, self._rest = 0, 0, b""
+        self._tail = FileTail()
         self._announced: Counter[tuple[float, str]] = Counter()
         self._told: set[str] = set()
         self._anew()
@@ -53,15 +54,11 @@ class MetricsTail:
             return []
 
     def _read(self, file: BinaryIO) -> list[dict[str, Any]]:
-        stat = os.fstat(file.fileno())
-        if stat.st_ino != self._inode or stat.st_size < self._offset:
-            self._inode, self._offset, self._rest = stat.st_ino, 0, b""
+        anew, lines = self._tail.take(file)
+        if anew:
             self._anew()
-        file.seek(self._offset)
-        *lines, self._rest = (self._rest + file.read()).split(b"\n")
-        self._offset = file.tell()
         evaluations = [line for text in lines if (line := self._line(text)) is not None]
-        if stat.st_mtime < self._since:
+        if os.fstat(file.fileno()).st_mtime < self._since:
             # They were shown by the `offbeat train` that this one resumes.
             self._values = {}
             return []

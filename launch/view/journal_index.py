@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from broker.config import BrokerConfig
@@ -28,7 +27,7 @@ from broker.core.records import (
     decode_event,
 )
 from broker.core.state import BrokerState
-from broker.errors import BrokerError, JournalError, StateBroken
+from broker.errors import JournalError
 from broker.journal.files import numbers
 from broker.journal.writer import (
     HEAD_BYTES,
@@ -42,7 +41,7 @@ from broker.journal.writer import (
     unpack_header,
     unpack_segment,
 )
-from broker.output_commit import apply_record
+from broker.output_commit import NOT_APPLIED, apply_record
 from protocol import names
 from protocol.arrays import Int32s
 from protocol.codec import Buffer, decode_segment, unpack_arrays
@@ -58,15 +57,6 @@ MAX_ROWS = 500_000
 MAX_EQUAL = 10_000
 UNKNOWN = "unknown"
 """Outcome of segments whose records of it are deleted or damaged."""
-UNREADABLE = (
-    msgspec.MsgspecError,
-    ProtocolError,
-    BrokerError,
-    AssertionError,
-    KeyError,
-    ValueError,
-    UnicodeDecodeError,
-)
 
 
 @dataclass(slots=True)
@@ -374,7 +364,7 @@ class JournalIndex:
             return
         try:
             apply_record(self._state, self._state.store, record, 0.0)  # type: ignore[arg-type]
-        except (*UNREADABLE, StateBroken) as error:
+        except NOT_APPLIED as error:
             self._damage(f"{file_name(record.place.file)}, byte {record.place.offset}: {error}")
             self._state = None
         else:
@@ -391,7 +381,7 @@ class JournalIndex:
         state = self._new_state()
         try:
             apply_record(state, state.store, record, 0.0)  # type: ignore[arg-type]
-        except UNREADABLE as error:
+        except NOT_APPLIED as error:
             self._damage(f"{file_name(record.place.file)}: a snapshot that cannot be read: {error}")
             return
         self._told.clear()
@@ -454,7 +444,7 @@ class JournalIndex:
     def _note_event(self, record: Record) -> None:
         try:
             event = decode_event(record.payload)
-        except UNREADABLE:
+        except NOT_APPLIED:
             self._event = None
             return
         self._event, at = event, event.at

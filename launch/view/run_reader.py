@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from launch.commands.status import CONFIGS, alive, over_lines, summary_of
+from launch.file_tail import FileTail
 from launch.run_file.sections import RunConfig
 from launch.run_folder import BY_HAND, load_config
 from launch.supervise.crew import read_state
@@ -34,42 +35,6 @@ LOG_BYTES = 256 << 10
 MAX_LOG_LINES = 2_000
 
 State = Literal["running", "ended", "broken off"]
-
-
-class FileTail:
-    """Follows a file of lines. A file that became shorter, or another file of its name, is read from its beginning.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "lines"
-        >>> tail = FileTail(path)
-        >>> _ = path.write_bytes(b"one\\ntwo\\nthr")
-        >>> tail.new_lines()
-        (True, [b'one', b'two'])
-        >>> with path.open("ab") as file: _ = file.write(b"ee\\n")
-        >>> tail.new_lines()
-        (False, [b'three'])
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._inode, self._offset, self._rest = -1, 0, b""
-
-    def new_lines(self) -> tuple[bool, list[bytes]]:
-        """Return whether the file was read from its beginning, and the whole lines since the last call."""
-        try:
-            with open(self._path, "rb") as file:
-                stat = os.fstat(file.fileno())
-                anew = stat.st_ino != self._inode or stat.st_size < self._offset
-                if anew:
-                    self._inode, self._offset, self._rest = stat.st_ino, 0, b""
-                file.seek(self._offset)
-                *lines, self._rest = (self._rest + file.read()).split(b"\n")
-                self._offset = file.tell()
-                return anew, lines
-        except OSError:
-            gone, self._inode = self._inode != -1, -1
-            return gone, []
 
 
 class Columns:
@@ -173,8 +138,8 @@ class RunReader:
 
     def __init__(self, folder: Path) -> None:
         self.files = RunFiles(name=folder.resolve().name, folder=folder)
-        self._metrics = FileTail(folder / METRICS)
-        self._samples = FileTail(folder / SAMPLES_FILE)
+        self._metrics = FileTail()
+        self._samples = FileTail()
         self._older_seen = (0, 0)
         self._config_seen = (0, 0)
 
@@ -226,7 +191,7 @@ class RunReader:
             self.files.config = None
 
     def _read_metrics(self) -> None:
-        anew, lines = self._metrics.new_lines()
+        anew, lines = self._metrics.new_lines(self.files.folder / METRICS)
         files = self.files
         if anew:
             files.steps, files.evaluations, files.notes = Columns(), Columns(), []
@@ -252,14 +217,14 @@ class RunReader:
             older = (stat.st_ino, stat.st_size)
         except OSError:
             older = (0, 0)
-        anew, lines = self._samples.new_lines()
+        anew, lines = self._samples.new_lines(files.folder / SAMPLES_FILE)
         if anew or older != self._older_seen:
             self._older_seen, files.samples = older, []
             files.samples = _samples(_lines_of(files.folder / OLDER_SAMPLES_FILE))
             if not anew:
                 # The newer file was rotated meanwhile; read it whole.
-                self._samples = FileTail(files.folder / SAMPLES_FILE)
-                _, lines = self._samples.new_lines()
+                self._samples = FileTail()
+                _, lines = self._samples.new_lines(files.folder / SAMPLES_FILE)
         files.samples += _samples(lines)
         del files.samples[:-MAX_SAMPLES]
 
