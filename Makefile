@@ -59,10 +59,10 @@ gpu: setup              ## tests/gpu, and benchmarks/gpu beside bare loops; an h
 ratios: setup           ## codec, batching, objective: not dearer than benchmarks/ratios/baseline.json says
 	$(BIN)/python -m benchmarks.ratios
 
-staleness: setup        ## reward over exact policy lag, every recipe; hours, resumable
+staleness: setup        ## reward over exact policy lag, every recipe: what is not published yet; hours, resumable
 	$(BIN)/python -m benchmarks.frontier measure
 	$(BIN)/python -m benchmarks.frontier measure --stage second
-	$(BIN)/python -m benchmarks.frontier results --json build/frontier.json --plot build/staleness.png
+	$(BIN)/python -m benchmarks.frontier results --plot build/staleness.png
 
 claims: setup           ## what methods do for their tasks, on paired seeds; an hour, resumable
 	$(BIN)/python -m benchmarks.claims --plot build/claims.png

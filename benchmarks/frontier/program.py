@@ -5,9 +5,10 @@
     python -m benchmarks.frontier results [--json FILE] [--plot FILE]
     python -m benchmarks.frontier agree
 
-`measure` runs the cells that the file of results does not have yet, one line of JSON for each, until its deadline. A
-cell is measured again if its settings have changed since. `cell` runs one cell again and prints it beside the published
-one. `results` writes the tables and the figure, and `agree` runs cells through the roles of a real run, for comparison.
+`measure` runs the cells that neither the published results nor the file OUT have yet, and adds a line of JSON for each
+to OUT, until its deadline. A cell is measured again if its settings have changed since. `cell` runs one cell again and
+prints it beside the published one. `results` writes the tables and the figure, and `agree` runs cells through the roles
+of a real run, for comparison.
 """
 
 import argparse
@@ -79,6 +80,11 @@ def known(path: Path) -> list[Found]:
     return [msgspec.json.decode(line, type=Found, strict=False) for line in lines]
 
 
+def finished(args: argparse.Namespace) -> list[Found]:
+    """Return the published results, and those of the file of this measurement behind them."""
+    return [*tables.published(args.json).cells, *known(args.out)]
+
+
 def missing(
     plan: Callable[[Sequence[Found]], Iterator[Cell]], found: Sequence[Found], prints: dict[Cell, str]
 ) -> Cell | None:
@@ -119,7 +125,7 @@ def plan_of(args: argparse.Namespace) -> Callable[[Sequence[Found]], Iterator[Ce
 def measure_all(args: argparse.Namespace) -> None:
     """Run what is missing, until the deadline."""
     deadline = time.monotonic() + 60 * args.minutes
-    found, prints = known(args.out), dict[Cell, str]()
+    found, prints = finished(args), dict[Cell, str]()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     # What is loaded stays loaded: an engine's release collects garbage, and need not look at modules.
     gc.freeze()
@@ -147,7 +153,7 @@ def shown(f: Found) -> str:
 
 def run_one(args: argparse.Namespace) -> None:
     """Run one cell, and print it beside the published one."""
-    published = tables.published(args.json)
+    published = tables.published(args.json).cells
     rate = args.rate
     if rate is None:
         rate = cells.chosen_rate(published, args.task, args.row)
@@ -169,6 +175,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     measuring.add_argument("--stage", choices=("first", "second", "rates", "floor"), default="first")
     measuring.add_argument("--minutes", type=float, default=60.0)
     measuring.add_argument("--out", type=Path, default=OUT)
+    measuring.add_argument(
+        "--json", type=Path, default=JSON, help="published results, which are not run again"
+    )
     one = verbs.add_parser("cell", help="run one cell again")
     one.add_argument("task", choices=list(TASKS))
     one.add_argument("row")
@@ -199,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         case "cell":
             run_one(args)
         case "results":
-            tables.write(known(args.out), args)
+            tables.write(finished(args), args)
         case _:
             from benchmarks.frontier.agreement import agree
 

@@ -325,13 +325,18 @@ def anchored(row: str, task: str) -> str:
     return f'<a id="row-{row}"></a>{named(row)}' if task == next(iter(TASKS)) else named(row)
 
 
-def published(path: Path) -> list[Found]:
-    """Return the cells of a file of results; none if there is no file."""
+class Published(msgspec.Struct):
+    """What a file of results was made from."""
+
+    cells: list[Found] = []
+    pairs: list[agreement.Pair] = []
+
+
+def published(path: Path) -> Published:
+    """Read a file of results; nothing if there is none."""
     if not path.exists():
-        return []
-    return msgspec.convert(
-        json.loads(path.read_text(encoding="utf-8"))["results"]["cells"], list[Found], strict=False
-    )
+        return Published()
+    return msgspec.convert(json.loads(path.read_text(encoding="utf-8"))["results"], Published, strict=False)
 
 
 def plot(results: Results, path: Path) -> None:
@@ -395,7 +400,7 @@ def write(found: Sequence[Found], args: argparse.Namespace) -> None:
     """Write the JSON that the page is made from, and the figure."""
     # A recipe that has changed since is another row.
     results = Results(f for f in found if f.settings == settings_of(f.cell))
-    pairs = agreement.known(args.agreement)
+    pairs = agreement.known(args.agreement) or published(args.json).pairs
     largest = max(FIRST_LAGS)
     tables = {
         "separation": f"{separation(results)}\n\n{noise(results)[0]}",

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 
-from benchmarks.frontier import cells, tables
+from benchmarks.frontier import cells, program, tables
 from benchmarks.frontier.agreement import Pair, numbers
 from benchmarks.frontier.agreement import table as agreement_table
 from benchmarks.frontier.cells import Cell, Found
@@ -127,10 +127,24 @@ def test_results_are_read_back_from_lines_and_from_the_published_file(tmp_path):
     lines = tmp_path / "out.jsonl"
     lines.write_bytes(msgspec.json.encode(result) + b"\n")
     assert known(lines) == [result]
-    assert known(tmp_path / "none") == tables.published(tmp_path / "none") == []
-    content = {"results": {"cells": [msgspec.to_builtins(result, str_keys=True)]}}
+    assert known(tmp_path / "none") == []
+    assert tables.published(tmp_path / "none") == tables.Published()
+    content = {"results": {"cells": [msgspec.to_builtins(result, str_keys=True)], "pairs": []}}
     (tmp_path / "found.json").write_bytes(msgspec.json.encode(content))
-    assert tables.published(tmp_path / "found.json") == [result]
+    assert tables.published(tmp_path / "found.json") == tables.Published([result])
+
+
+def test_what_is_published_is_not_measured_again_and_is_in_the_next_results(tmp_path):
+    one, other = (Cell("letters", "grpo", 0, seed, 1.0) for seed in (0, 1))
+    content = {"results": {"cells": [msgspec.to_builtins(done(one), str_keys=True)]}}
+    (tmp_path / "found.json").write_bytes(msgspec.json.encode(content))
+    (tmp_path / "out.jsonl").write_bytes(msgspec.json.encode(done(other)) + b"\n")
+    args = program.parse(
+        ["measure", "--json", str(tmp_path / "found.json"), "--out", str(tmp_path / "out.jsonl")]
+    )
+    found = program.finished(args)
+    assert [f.cell for f in found] == [one, other]
+    assert missing(lambda _: iter([one, other]), found, {one: "s", other: "s"}) is None
     assert replace(cell, again=0) != result.cell == cell
 
 
