@@ -132,6 +132,7 @@ def test_results_are_read_back_from_lines_and_from_the_published_file(tmp_path):
     content = {"results": {"cells": [msgspec.to_builtins(result, str_keys=True)], "pairs": []}}
     (tmp_path / "found.json").write_bytes(msgspec.json.encode(content))
     assert tables.published(tmp_path / "found.json") == tables.Published([result])
+    assert replace(cell, again=0) != result.cell == cell
 
 
 def test_what_is_published_is_not_measured_again_and_is_in_the_next_results(tmp_path):
@@ -145,7 +146,6 @@ def test_what_is_published_is_not_measured_again_and_is_in_the_next_results(tmp_
     found = program.finished(args)
     assert [f.cell for f in found] == [one, other]
     assert missing(lambda _: iter([one, other]), found, {one: "s", other: "s"}) is None
-    assert replace(cell, again=0) != result.cell == cell
 
 
 def test_all_rows_are_recipes_for_stale_tokens_or_ours_and_their_settings_are_accepted():
