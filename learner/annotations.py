@@ -1,5 +1,6 @@
 """Annotations: makes rows of what the learner made of each token, and writes them behind the step, in a thread."""
 
+import contextlib
 import logging
 import queue
 import threading
@@ -114,6 +115,10 @@ def _places(
     ]
 
 
+class _Rewind(NamedTuple):
+    step: int
+
+
 class _Job(NamedTuple):
     step: int
     version: int
@@ -140,7 +145,7 @@ class AnnotationLog:
         self._folder, self._floats, self._wall_clock = run_dir / FOLDER, floats, wall_clock
         self._files = AnnotationFiles(self._folder, mib << 20)
         # Invariant: the step that is added and not done counts, so the queue is empty only when all is written.
-        self._queue: queue.Queue[_Job | None] = queue.Queue(QUEUED)
+        self._queue: queue.Queue[_Job | _Rewind | None] = queue.Queue(QUEUED)
         self._thread: threading.Thread | None = None
         self._broken = False
         self.left_out = 0
@@ -178,6 +183,9 @@ class AnnotationLog:
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
             try:
+                if isinstance(job, _Rewind):
+                    self._files.rewind(job.step)
+                    continue
                 self._write(job)
                 self._broken = False
             except Exception as error:
@@ -212,13 +220,29 @@ class AnnotationLog:
         with self._queue.all_tasks_done:
             return self._queue.all_tasks_done.wait_for(lambda: not self._queue.unfinished_tasks, timeout_s)
 
-    def rewind(self, step: int) -> None:
-        """Delete the annotations after a checkpoint; a run that continues from it writes them again."""
-        self.settle()
-        try:
-            self._files.rewind(step)
-        except OSError as error:
-            self._leave_out(step, str(error))
+    def rewind(self, step: int, timeout_s: float = SETTLE_S) -> None:
+        """Delete the annotations after a checkpoint; a run that continues from it writes them again.
+
+        If the thread is still in a write after ``timeout_s``, what waits behind it is left out, and the thread deletes
+        as soon as the write ends: two threads never change the files at once.
+        """
+        if self.settle(timeout_s):
+            try:
+                self._files.rewind(step)
+            except OSError as error:
+                self._leave_out(step, str(error))
+            return
+        back_to = step
+        with contextlib.suppress(queue.Empty):
+            while True:
+                waiting = self._queue.get_nowait()
+                self._queue.task_done()
+                if isinstance(waiting, _Rewind):
+                    back_to = min(back_to, waiting.step)
+                elif waiting is not None and waiting.step <= step:
+                    self._leave_out(waiting.step, "the disk is slower than training")
+        # Invariant: only this thread puts jobs, so the queue that was emptied has room.
+        self._queue.put_nowait(_Rewind(back_to))
 
     def close(self) -> None:
         """Write what is left, and end the thread."""

@@ -29,7 +29,8 @@ class Part:
     without: Change
     """Settings that take it out."""
     touched: Callable[[LearnerConfig, list[Trajectory]], tuple[int, int]] | None = None
-    """How many trajectories the mechanism touched, of how many that it could have touched. Absent: not counted."""
+    """How many trajectories, or turns, the mechanism touched, of how many that it could have touched. Absent: not
+    counted."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,21 @@ def with_calls(learner: LearnerConfig, trajectories: list[Trajectory]) -> tuple[
     return sum(mark_total(t, "calls") > 0 for t in trajectories), len(trajectories)
 
 
+def met_elsewhere(learner: LearnerConfig, trajectories: list[Trajectory]) -> tuple[int, int]:
+    """Count turns in a state that another trajectory of the group met at another turn, among all turns with a state."""
+    met: dict[tuple[str, str | float], list[tuple[str, int]]] = {}
+    for t in trajectories:
+        for mark in t.marks:
+            if mark.name == "anchor":
+                met.setdefault((t.group_id, mark.value), []).append((t.trajectory_id, mark.turn))
+    touched = sum(
+        any(other != one and at != turn for other, at in places)
+        for places in met.values()
+        for one, turn in places
+    )
+    return touched, sum(map(len, met.values()))
+
+
 def one_by_one(learner: LearnerConfig) -> Mapping[str, Any]:
     """Return the weights of a trust region of rollouts, without the region."""
     (correction,) = learner.algorithm.corrections
@@ -137,6 +153,7 @@ CRITIC = Part("critic", {"algorithm.advantage": BatchMeanAdvantage(), "algorithm
 METHODS: dict[str, Method] = {
     "spell_backward": Method((Part("weight by staleness", {**NO_WEIGHT, **PROXIMAL}),)),
     "calculator": Method((Part("weight by staleness", {**NO_WEIGHT, **PROXIMAL}),)),
+    "doors": Method((Part("weight by staleness", {**NO_WEIGHT, **PROXIMAL}),)),
     "grpo": Method((Part("clip around the behaviour policy", BEHAVIOUR),)),
     "uncorrected": Method(
         (Part("weight left out", {"algorithm.surrogate": WeightedSurrogate(centre="behaviour")}),)
@@ -235,7 +252,12 @@ METHODS: dict[str, Method] = {
     "reinforce-plus-plus": Method((Part("baseline of the batch", GROUP),)),
     "flow-grpo": Method((Part("statistics over turns", GROUP),)),
     "eapo": Method((Part("discount of later turns", GROUP),)),
-    "gigpo": Method((Part("comparison within states", lambda learner: _first_term(learner)),)),
+    "gigpo": Method(
+        (
+            Part("comparison within states", lambda learner: _first_term(learner)),
+            Part("states, not positions", lambda learner: _by_position(learner), met_elsewhere),
+        )
+    ),
     "hgpo": Method((Part("comparison within histories", GROUP),)),
     "otc": Method((Part("factor by calls", reward(group=None), dearer),)),
     "prs": Method((Part("first stage", reward(stages=())),)),
@@ -270,6 +292,17 @@ def _first_term(learner: LearnerConfig) -> Mapping[str, Any]:
     advantage = learner.algorithm.advantage
     assert isinstance(advantage, ComparedAdvantage)
     return {"algorithm.advantage": advantage.model_copy(update={"terms": advantage.terms[:1]})}
+
+
+def _by_position(learner: LearnerConfig) -> Mapping[str, Any]:
+    """Return the advantage with turns compared by their number in the episode, and not by their state."""
+    advantage = learner.algorithm.advantage
+    assert isinstance(advantage, ComparedAdvantage)
+    terms = tuple(
+        term.model_copy(update={"among": tuple("position" if by == "anchor" else by for by in term.among)})
+        for term in advantage.terms
+    )
+    return {"algorithm.advantage": advantage.model_copy(update={"terms": terms})}
 
 
 def changed(learner: LearnerConfig, change: Change) -> LearnerConfig:

@@ -195,7 +195,7 @@ def save_adapter(
         lm: model with the adapters.
         factors: A and B of each layer by name, without the scale; see `learner.update.ranks.gathered_adapters`.
         folder: is made unless it is there.
-        base: name or folder of the model without them.
+        base: name or folder of the model without them. See `base_name` for what is written of it.
     """
     import peft
     from safetensors.torch import save_file
@@ -210,7 +210,7 @@ def save_adapter(
         bias="none",
         fan_in_fan_out=any(adapter.transposed for adapter in adapters(lm).values()),
         task_type="CAUSAL_LM",
-        base_model_name_or_path=base,
+        base_model_name_or_path=base_name(base),
         inference_mode=True,
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -218,6 +218,25 @@ def save_adapter(
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     # The weights are written through a temporary file that only its owner may read.
     (folder / "adapter_model.safetensors").chmod((folder / "adapter_config.json").stat().st_mode & 0o777)
+
+
+_SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/")
+"""Part of the path of a model in the hub's cache."""
+
+
+def base_name(model: str) -> str:
+    """Return the name of a model for people elsewhere: the one on the hub, or that of its folder.
+
+    Args:
+        model: name on the hub, folder in the hub's cache, or another folder.
+
+    Example:
+        >>> base_name("/home/me/hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de"), base_name("Qwen/Qwen3-0.6B")
+        ('Qwen/Qwen3-0.6B', 'Qwen/Qwen3-0.6B')
+    """
+    if found := _SNAPSHOT.search(Path(model).as_posix() + "/"):
+        return f"{found[1]}/{found[2]}"
+    return Path(model).resolve().name if Path(model).is_dir() else model
 
 
 def target_names(chosen: Sequence[str], layers: Sequence[str]) -> list[str]:

@@ -283,6 +283,37 @@ def test_a_slow_disk_makes_no_step_wait(tmp_path, monkeypatch, caplog):
     assert annotations.settle(0.0)
 
 
+def test_going_back_waits_behind_a_write_that_hangs(tmp_path, monkeypatch, caplog):
+    """Two threads never change the files at once: the thread that writes goes back, as soon as its write ends."""
+    entered, go_on, calls = threading.Event(), threading.Event(), []
+
+    def add(line, rows):
+        calls.append(("add", line.step, threading.current_thread().name))
+        entered.set()
+        assert go_on.wait(60)
+
+    def back(step):
+        calls.append(("rewind", step, threading.current_thread().name))
+
+    files = SimpleNamespace(add=add, rewind=back, close=lambda: None)
+    monkeypatch.setattr(module, "AnnotationFiles", lambda *_: files)
+    annotations = log_of(tmp_path)
+    for step in (1, 2, 3):
+        write(annotations, step)
+    assert entered.wait(60)
+    annotations.rewind(2, timeout_s=0.0)
+    annotations.rewind(4, timeout_s=0.0)
+    write(annotations, 3)
+    assert calls == [("add", 1, "annotations")]
+    go_on.set()
+    assert annotations.settle()
+    assert [(what, step) for what, step, _ in calls] == [("add", 1), ("rewind", 2), ("add", 3)]
+    assert {thread for *_, thread in calls} == {"annotations"}
+    assert annotations.left_out == 1
+    assert "the annotations of step 2 are left out" in caplog.text
+    annotations.close()
+
+
 def test_the_ids_of_what_was_not_trained_are_told_once_and_bounded(monkeypatch):
     counts = Counts()
     counts.add("uniform", [make_trajectory("a"), make_trajectory("b")])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -447,7 +448,11 @@ def test_an_export_has_the_adapters_beside_it_for_peft_and_vllm(start, model, tm
     adapted = peft.PeftModel.from_pretrained(base, str(folder))
     torch.testing.assert_close(adapted(ids).logits, merged(ids).logits, atol=1e-5, rtol=0)
     assert (adapted(ids).logits - plain).abs().max() > 1e-4
-    assert adapted.peft_config["default"].base_model_name_or_path == str(model)
+    assert adapted.peft_config["default"].base_model_name_or_path == Path(model).name
+    for file in (tmp_path / "out").rglob("*.json"):
+        assert str(Path(model).parent) not in file.read_text(), (
+            f"{file.name} tells where the base lay on this machine"
+        )
 
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
