@@ -35,6 +35,7 @@ from learner.gauges import (
     METHODS,
     REPLAY,
     ROLLOUT,
+    SELECTION,
     UPDATE,
 )
 from protocol.gauges import ACTOR, ENV, GENERATOR, Gauge
@@ -188,6 +189,7 @@ SECTIONS: dict[str, tuple[str, Mapping[str, Gauge]]] = {
     "critic": ("", CRITIC),
     "replay": ("", REPLAY),
     "family": ("", FAMILY),
+    "selection": ("", SELECTION),
     "generator": ("generator/", GENERATOR),
     "actor": ("actor/", ACTOR),
     "env": (ENV, {**ROWS, **TOOLS, **AGENT, **GYMNASIUM, **REMOTE, **SCORER}),

@@ -5,7 +5,7 @@ RiskPO (arXiv:2510.00911) compares bundles of groups, and passes running quantil
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, assert_never
 
 import numpy as np
@@ -30,6 +30,7 @@ from learner.settings.advantages import (
 from learner.settings.algorithm import AlgorithmConfig, CriticConfig
 from learner.settings.formulas import OwnAdvantage
 from learner.trajectory import Trajectory
+from protocol import names
 from protocol.arrays import Float64s
 
 STD_EPSILON = 1e-6
@@ -181,6 +182,8 @@ def assign_advantages(
 ) -> TokenAdvantages:
     """Compute advantages, and targets for the critic if there is one.
 
+    The advantages of a group whose name says that its task was dealt n times of late are divided by n.
+
     Args:
         trajectories: members of all rollout groups, in any order.
         estimates: needed for advantages of kind "gae".
@@ -195,6 +198,25 @@ def assign_advantages(
         FormulaError: an advantage of the user's own cannot be computed, or is not one number for each trajectory or
             token.
     """
+    assigned = _assigned(config, trajectories, estimates, fresh, window_tokens, current_version)
+    uses = np.array([names.choice_of(t.group_id).uses for t in trajectories])
+    if (uses == 1).all():
+        return assigned
+    # Ours: VSPO (arXiv:2512.07478) damps tasks that were drawn several times, and does not say how.
+    each = np.repeat(uses, [len(t) for t in trajectories])
+    return replace(
+        assigned, advantage=assigned.advantage / each, median_advantage=assigned.median_advantage / each
+    )
+
+
+def _assigned(
+    config: AlgorithmConfig,
+    trajectories: Sequence[Trajectory],
+    estimates: Estimates | None,
+    fresh: Mask | None,
+    window_tokens: int,
+    current_version: int,
+) -> TokenAdvantages:
     formed = None
     if isinstance(config.advantage, OwnAdvantage):
         formed = own_advantages(config.advantage, Rollouts(trajectories, current_version))

@@ -13,17 +13,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from learner.errors import NothingToLearn, Stopped
 from learner.families.family import ChildTask
-from learner.selection import task_index
+from learner.selection import Answer, TaskStats, choose, task_index
 from learner.settings.learner import EvaluationConfig, LearnerConfig
+from learner.settings.selection import ChosenSelection, ValueSelection
 from learner.trajectory import Trajectory
 from learner.under_way import UnderWay
 from protocol import names
 from protocol.failures import FailureCounts, failure_or_text
 from protocol.messages.episodes import Sampling, Task
+from protocol.names import PLAIN, Choice, TrainingTask
 
 
 @dataclass
@@ -59,17 +62,24 @@ class Curriculum:
     seed: int = 0
     """Seed of the run, for the order of the tasks."""
     over_unseen: list[str] = field(default_factory=list)
-    """Tasks that were dealt out behind the checkpoint and that the broker no longer held when `adopt` was called."""
+    """Tasks that were dealt out behind the checkpoint and that the broker no longer held when `adopt` was called. What
+    was chosen for them is lost, so they are named without it."""
+    stats: TaskStats | None = None
+    """What the answers so far show of each task; None: tasks are not chosen by them."""
     under_way: UnderWay | None = None
     """What keeps the work under way below the bound; None: the bound alone does, see `learner.under_way`."""
     _asked: list[Task] = field(default_factory=list)
     """Tasks that families have asked for and that are not put yet."""
+    _begun: Choice = PLAIN
+    """What was chosen for the group ``next_index``, of which some members are dealt out."""
 
     def __post_init__(self) -> None:
         if self.lineage < 0:
             self.lineage = self.epoch
         if self.config.under_way == "needed":
             self.under_way = UnderWay(self.config.units_per_batch)
+        if self.stats is None and isinstance(selection := self.config.selection, ChosenSelection):
+            self.stats = TaskStats(selection.tasks, selection.half_life)
 
     def capacity(self, lockstep: bool, steps_left: int | None = None) -> int:
         """Return how many trajectories may be under way or waiting under the lag bound.
@@ -96,6 +106,10 @@ class Curriculum:
         """How many trajectories may be under way; None if nothing but the bound decides it."""
         return None if self.under_way is None else float(self.capacity(lockstep=False))
 
+    def selection_metrics(self) -> dict[str, float]:
+        """Return the metrics `selection/...` of a learner step; empty if tasks are not chosen by the answers."""
+        return {} if self.stats is None else self.stats.gauges()
+
     def refill(
         self, *, version: int, lockstep: bool, steps_left: int | None = None, backlog: int = 0
     ) -> list[Task]:
@@ -118,8 +132,10 @@ class Curriculum:
         size = self.config.first_members
         while room >= (size if self._whole_groups else 1):
             dealt = self._dealt
+            if not dealt:
+                self._begun = self._choose(self.next_index)
             members = range(dealt, min(size, dealt + room))
-            tasks += self._group(self.next_index, version if lockstep else 0, members)
+            tasks += self._group(self.next_index, version if lockstep else 0, members, self._begun)
             room -= len(members)
             self._dealt = members.stop % size
             self.next_index += not self._dealt
@@ -210,7 +226,7 @@ class Curriculum:
     def state(self) -> dict[str, Any]:
         """Return the state for the checkpoint: how far tasks are dealt out, and which are under way."""
         unfinished = [
-            [names.group_index(group), [task.member for task in tasks]]
+            [names.group_index(group), [task.member for task in tasks], *_saved(names.choice_of(group))]
             for group, tasks in self.outstanding.items()
             # The others are asked for again by the first group, which the broker delivers again.
             if not names.stage_of(group)
@@ -220,6 +236,8 @@ class Curriculum:
             "next_index": self.next_index,
             "dealt": self._dealt,
             "unfinished": sorted(unfinished),
+            **({"begun": _saved(self._begun)} if self._dealt and self._begun != PLAIN else {}),
+            **({} if self.stats is None else {"stats": self.stats.state()}),
         }
 
     def restore(self, state: dict[str, Any], min_version: int = 0) -> list[Task]:
@@ -231,9 +249,16 @@ class Curriculum:
                 restart.
         """
         self.next_index, self._dealt = state["next_index"], state["dealt"]
+        self._begun = _restored(state.get("begun", ()))
+        selection = self.config.selection
+        if isinstance(selection, ChosenSelection) and "stats" in state:
+            self.stats = TaskStats.restored(selection.tasks, selection.half_life, state["stats"])
         self.outstanding.clear()
-        unfinished = state["unfinished"]
-        return [task for index, members in unfinished for task in self._group(index, min_version, members)]
+        return [
+            task
+            for index, members, *chosen in state["unfinished"]
+            for task in self._group(index, min_version, members, _restored(chosen))
+        ]
 
     def adopt(self, task_ids: Iterable[str]) -> list[Task]:
         """Take over the tasks of this lineage that the broker holds; return the tasks to put again.
@@ -242,15 +267,21 @@ class Curriculum:
         Either it never received them, or they are over, and it will answer so. A task that the broker holds
         is not dealt out again, whichever process put it.
         """
-        held = {place for task_id in task_ids if (place := self._place(task_id)) is not None}
+        held = {task_id: name for task_id in task_ids if (name := self._name(task_id)) is not None}
         known, cursor = self._under_way(), (self.next_index, self._dealt)
-        beyond = {place for place in held if place >= cursor}
-        wanted = known | beyond
+        here = {_place(name) for name in held.values()}
+        choices = {name.group_index: name.choice for name in (*held.values(), *known)}
+        beyond = {place for place in here if place >= cursor}
+        wanted = {_place(name) for name in known} | beyond
         if self._whole_groups:
             # A group is trained or dropped as a whole, so its members that were never put must be put now.
-            wanted |= {(index, m) for index, _ in wanted & held for m in range(self.config.first_members)}
+            wanted |= {(index, m) for index, _ in wanted & here for m in range(self.config.first_members)}
         self.outstanding.clear()
-        tasks = [task for index, member in sorted(wanted) for task in self._group(index, 0, [member])]
+        tasks = [
+            task
+            for index, member in sorted(wanted)
+            for task in self._group(index, 0, [member], choices[index])
+        ]
         if beyond:
             end = self._after(*max(beyond))
             self.over_unseen = [
@@ -258,8 +289,20 @@ class Curriculum:
                 for index, member in self._dealt_between(cursor, end)
                 if (index, member) not in wanted
             ]
+            self._count_dealt(sorted({index for index, _ in beyond}), cursor, choices)
+            self._begun = choices.get(end[0], PLAIN)
             self.next_index, self._dealt = end
-        return [task for task in tasks if self._place(task.task_id) not in held]
+        return [task for task in tasks if task.task_id not in held]
+
+    def _count_dealt(
+        self, groups: Sequence[int], cursor: tuple[int, int], choices: Mapping[int, Choice]
+    ) -> None:
+        """Count groups that an earlier process dealt out behind the checkpoint."""
+        for index in groups:
+            task = choices[index].task
+            # A group that was begun before the checkpoint was counted then.
+            if self.stats is not None and task is not None and (index, 0) >= cursor:
+                self.stats.deal(task)
 
     def _dealt_between(self, first: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
         """Yield group index and member of what is dealt out from one place on, up to another one."""
@@ -268,29 +311,52 @@ class Curriculum:
                 if first <= (index, member) < end:
                     yield index, member
 
-    def _under_way(self) -> set[tuple[int, int]]:
+    def _under_way(self) -> list[TrainingTask]:
         tasks = (task for group in self.outstanding.values() for task in group)
-        return {
-            (names.group_index(task.group_id), task.member)
-            for task in tasks
-            if not names.stage_of(task.group_id)
-        }
+        under_way = (names.training_task(task.task_id) for task in tasks)
+        return [name for name in under_way if name is not None and not name.stage]
 
-    def _place(self, task_id: str) -> tuple[int, int] | None:
-        """Return group index and member of a task of this lineage that was dealt out; None for other tasks."""
+    def _name(self, task_id: str) -> TrainingTask | None:
+        """Return the parts of the name of a task of this lineage that was dealt out; None for other tasks."""
         name = names.training_task(task_id)
-        if name is None or name.lineage != self.lineage or name.stage:
-            return None
-        return name.group_index, name.member
+        return None if name is None or name.lineage != self.lineage or name.stage else name
 
     def _after(self, index: int, member: int) -> tuple[int, int]:
         """Return the index and member to deal out after this member of this group."""
         last = self._whole_groups or member + 1 == self.config.first_members
         return (index + 1, 0) if last else (index, member + 1)
 
-    def _group(self, index: int, min_version: int, members: Sequence[int]) -> list[Task]:
+    def _choose(self, group: int) -> Choice:
+        """Choose for a group that is about to be dealt out, and count it."""
+        selection, stats = self.config.selection, self.stats
+        if stats is None or not isinstance(selection, ChosenSelection):
+            return PLAIN
+        # Seeded by the number of the group, so that a restart draws the same again.
+        rng = np.random.default_rng([self.seed, group])
+        under_way = (names.choice_of(group_id).task for group_id in self.outstanding)
+        task = choose(selection, stats, rng, {task for task in under_way if task is not None})
+        divide = isinstance(selection, ValueSelection) and selection.divide
+        uses = stats.uses(task) if divide else 1
+        stats.deal(task)
+        return Choice(task=task, uses=uses)
+
+    def note_ended(self, group_id: str, members: Iterable[Trajectory]) -> None:
+        """Note the answers of a group, or of some of its members, that are trained or dropped now.
+
+        Failed episodes say nothing of the task, and neither do greedy baselines and members of other groups.
+        """
+        task = names.choice_of(group_id).task
+        if self.stats is None or task is None:
+            return
+        ended = [t for t in members if t.group_id == group_id and t.status not in ("failed", "unfinished")]
+        answers = [Answer(t.return_, t.correct) for t in ended if not t.baseline]
+        self.stats.add(task, names.group_index(group_id), answers)
+
+    def _group(
+        self, index: int, min_version: int, members: Sequence[int], choice: Choice = PLAIN
+    ) -> list[Task]:
         """Make the tasks of these members of a group; the member after the trained ones is greedy."""
-        group_id = names.group_id(self.lineage, index)
+        group_id = names.group_id(self.lineage, index, choice)
         size, greedy = self.config.first_members, self.config.greedy_member
         temperature = self.config.sampling.temperature
         tasks = [
@@ -300,7 +366,7 @@ class Curriculum:
                 group_size=size,
                 member=member,
                 env=self.env,
-                data={"index": self._task(index), "split": "train"},
+                data={"index": self._task(index) if choice.task is None else choice.task, "split": "train"},
                 sampling=self._sampling(temperature=0.0 if member == greedy else temperature),
                 min_policy_version=min_version,
                 deadline_s=self.config.sampling.max_trajectory_s,
@@ -324,6 +390,20 @@ class Curriculum:
             include_stop=self.config.sampling.include_stop,
             routes=train and self.config.algorithm.routes == "behaviour",
         )
+
+
+def _place(name: TrainingTask) -> tuple[int, int]:
+    """Return group index and member of a task."""
+    return name.group_index, name.member
+
+
+def _saved(choice: Choice) -> list[list[int | None]]:
+    """Return a choice for the checkpoint, as a list that is empty if nothing was chosen."""
+    return [] if choice == PLAIN else [list(choice)]
+
+
+def _restored(saved: Sequence[Sequence[Any]]) -> Choice:
+    return Choice(*saved[0]) if saved else PLAIN
 
 
 MOST = 0.5

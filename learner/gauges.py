@@ -119,6 +119,26 @@ def evaluation_tag(name: str, metric: str) -> str:
     return f"evaluation/{name}/{metric.removesuffix('_tasks')}" if name else f"evaluation/{metric}"
 
 
+SELECTION = table(
+    [
+        Gauge("selection/unknown_share", "share", "tasks of the list without answers so far"),
+        Gauge("selection/never_share", "share", "tasks of the list with answers, none of which was right"),
+        Gauge(
+            "selection/below_half_share",
+            "share",
+            "tasks of the list with a success rate above 0 and below 0.5",
+        ),
+        Gauge(
+            "selection/above_half_share", "share", "tasks of the list with a success rate from 0.5 to below 1"
+        ),
+        Gauge("selection/always_share", "share", "tasks of the list whose answers were all right"),
+        Gauge(
+            "selection/informative_share",
+            "share",
+            "groups with different returns among those that were trained or dropped since the last step",
+        ),
+    ]
+)
 FAMILY = table(
     [
         Gauge("family/waiting", "families", "families that wait for a group at the end of the step"),
@@ -449,7 +469,7 @@ HISTOGRAMS = table(
 SCALARS = table(
     [
         gauge
-        for part in (ROLLOUT, UPDATE, METHODS, ENTROPY, CRITIC, REPLAY, FAMILY, EVALUATION)
+        for part in (ROLLOUT, UPDATE, METHODS, ENTROPY, CRITIC, REPLAY, FAMILY, SELECTION, EVALUATION)
         for gauge in part.values()
     ]
 )

@@ -327,6 +327,7 @@ class Trainer:
             **rollout_metrics(arrived, trained),
             **self.replay_metrics(trained, updated),
             **self.family_metrics(trained, updated),
+            **intake.curriculum.selection_metrics(),
             "rollout/failed_trajectories": float(intake.counts.total("failed", "rejected", "broken")),
             "rollout/uniform_trajectories": float(intake.counts.total("uniform")),
             "rollout/stale_trajectories": float(intake.counts.total("stale", "dropped_stale")),

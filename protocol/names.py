@@ -3,6 +3,7 @@
     group         1g17            lineage 1, the group that was dealt out as number 17
     task          1g17.3          member 3 of this group
     stage         1g17r2          group 2 that the group 1g17 has asked for; the two are of the family 1g17
+    chosen        1g17t42n12u3    group 17 has task 42, 12 members, and its task was dealt 3 times of late; see `Choice`
     trajectory    1g17.3.0        attempt 0 at this task
     window unit   1g17.3.0/2      segment 2 of this trajectory, delivered as a unit
     evaluation    1eval-before-5  evaluation "before" of epoch 1, task 5; its group has the same name
@@ -17,9 +18,29 @@ from typing import NamedTuple
 SegmentKey = tuple[str, int]
 """Trajectory id and index of a segment."""
 
-_GROUP = re.compile(r"(\d+)g(\d+)(?:r(\d+))?")
+_GROUP = re.compile(r"(\d+)g(\d+)((?:t\d+)?(?:i\d+)?(?:n\d+)?(?:u\d+)?)(?:r(\d+))?")
+_CHOICE = re.compile(r"([tinu])(\d+)")
 _TRAINING_TASK = re.compile(_GROUP.pattern + r"\.(\d+)")
 _LARGEST_ATTEMPT_DIGITS = 9
+
+
+class Choice(NamedTuple):
+    """What was chosen for a group by what is known of the tasks, so that it does not follow from the group's number.
+
+    The name of the group says it. So whoever holds the group can tell, also after a restart of the learner.
+    """
+
+    task: int | None = None
+    """Number of the task; None: it follows from the number of the group."""
+    instruction: int | None = None
+    """Number of the instruction that the note has; None: there is none."""
+    size: int | None = None
+    """Members of the group; None: as many as the settings say."""
+    uses: int = 1
+    """How often the task was dealt of late, this time included."""
+
+
+PLAIN = Choice()
 
 
 class TrainingTask(NamedTuple):
@@ -30,26 +51,60 @@ class TrainingTask(NamedTuple):
     member: int
     stage: int = 0
     """Number of the group in its family; 0 is the one that was dealt out."""
+    choice: Choice = PLAIN
 
 
-def group_id(lineage: int, group_index: int) -> str:
+def group_id(lineage: int, group_index: int, choice: Choice = PLAIN) -> str:
     """Name a rollout group.
 
     Example:
-        >>> group_id(1, 17)
-        '1g17'
+        >>> group_id(1, 17), group_id(1, 17, Choice(task=42, size=12, uses=3))
+        ('1g17', '1g17t42n12u3')
     """
-    return f"{lineage}g{group_index}"
+    parts = zip("tin", (choice.task, choice.instruction, choice.size), strict=True)
+    chosen = "".join(f"{letter}{number}" for letter, number in parts if number is not None)
+    uses = f"u{choice.uses}" if choice.uses != 1 else ""
+    return f"{lineage}g{group_index}{chosen}{uses}"
+
+
+def choice_of(group: str) -> Choice:
+    """Return what the name of a group says was chosen for it; `PLAIN` for a name of another form.
+
+    Example:
+        >>> choice_of("1g17t42u3r2"), choice_of("1g17") == choice_of("mine") == PLAIN
+        (Choice(task=42, instruction=None, size=None, uses=3), True)
+    """
+    match = _GROUP.fullmatch(group)
+    return _choice(match[3]) if match else PLAIN
+
+
+def _choice(text: str) -> Choice:
+    parts = {letter: int(digits) for letter, digits in _CHOICE.findall(text)}
+    return Choice(parts.get("t"), parts.get("i"), parts.get("n"), parts.get("u", 1)) if parts else PLAIN
+
+
+def without_choice(name: str) -> str:
+    """Return the name of a group or task without what was chosen; a name of another form is returned as it is.
+
+    Example:
+        >>> without_choice("1g17t42n12.3"), without_choice("1g17t42r2"), without_choice("1eval-a-5")
+        ('1g17.3', '1g17r2', '1eval-a-5')
+    """
+    match = _GROUP.fullmatch(name.partition(".")[0])
+    return name if match is None else name[: match.start(3)] + name[match.end(3) :]
 
 
 def group_index(group: str) -> int:
     """Return the number of a group: its place in the order in which groups were dealt out.
 
     Example:
-        >>> group_index("3g17"), group_index("3g17r2")
-        (17, 17)
+        >>> group_index("3g17"), group_index("3g17r2"), group_index("3g17t42n8")
+        (17, 17, 17)
     """
-    return int(group.rpartition("g")[2].partition("r")[0])
+    match = _GROUP.fullmatch(group)
+    if match is None:
+        raise ValueError(f"{group!r} is no name of a rollout group")
+    return int(match[2])
 
 
 def stage_id(family: str, stage: int) -> str:
@@ -80,7 +135,7 @@ def stage_of(group: str) -> int:
         (2, 0)
     """
     match = _GROUP.fullmatch(group)
-    return int(match[3] or 0) if match else 0
+    return int(match[4] or 0) if match else 0
 
 
 def task_id(group: str, member: int) -> str:
@@ -98,15 +153,15 @@ def training_task(task: str) -> TrainingTask | None:
 
     Example:
         >>> training_task("1g17.3"), training_task("1g17r2.0").stage
-        (TrainingTask(lineage=1, group_index=17, member=3, stage=0), 2)
+        (TrainingTask(lineage=1, group_index=17, member=3, stage=0, choice=...), 2)
         >>> training_task("1eval-before-5") is None
         True
     """
     match = _TRAINING_TASK.fullmatch(task)
     if match is None:
         return None
-    lineage, index, stage, member = match.groups()
-    return TrainingTask(int(lineage), int(index), int(member), int(stage or 0))
+    lineage, index, chosen, stage, member = match.groups()
+    return TrainingTask(int(lineage), int(index), int(member), int(stage or 0), _choice(chosen))
 
 
 def group_of_task(task: str) -> str:

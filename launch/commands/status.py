@@ -21,9 +21,9 @@ from launch.supervise.broker_status import fetch
 from launch.supervise.crew import read_state
 from launch.supervise.health import BROKER, PEERS, role_of
 from launch.supervise.posts import LEARNER
-from launch.supervise.progress import episodes_lines, nothing_trained
+from launch.supervise.progress import MetricsTail, episodes_lines, nothing_trained
 from launch.supervise.summary import summary_rows
-from learner.run_files import RESULT
+from learner.run_files import METRICS, RESULT
 
 CONFIGS = (CONFIG, f"config-{BROKER}.json")
 """Configuration files that `offbeat train` and a broker started by hand write to the run folder."""
@@ -168,6 +168,37 @@ def hosts_lines(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     return ["", *lines, *deaths]
+
+
+def newest_values(folder: Path) -> dict[str, Any]:
+    """Return the newest value of each metric that the learner has written."""
+    tail = MetricsTail()
+    tail.read(folder / METRICS)
+    return tail.values
+
+
+def tasks_lines(values: Mapping[str, Any]) -> list[str]:
+    """Return the line on the tasks of a run that chooses them by the answers; nothing for other runs.
+
+    Example:
+        >>> tasks_lines({"selection/unknown_share": 0.25, "selection/never_share": 0.5, "selection/always_share": 0.25})
+        ['tasks    25 % unknown, 50 % never right, 25 % always right']
+        >>> tasks_lines({"learner/loss": 0.0})
+        []
+    """
+    words = {
+        "unknown": "unknown",
+        "never": "never right",
+        "below_half": "right below half the time",
+        "above_half": "right half the time or more",
+        "always": "always right",
+    }
+    shares = {text: values.get(f"selection/{name}_share", 0.0) for name, text in words.items()}
+    parts = [f"{100 * share:.0f} % {text}" for text, share in shares.items() if share]
+    informative = values.get("selection/informative_share")
+    if parts and informative is not None:
+        parts[-1] += f"; {100 * informative:.0f} % of the last groups had different returns"
+    return [f"tasks    {', '.join(parts)}"] if parts else []
 
 
 def all_of(section: Mapping[str, Any]) -> str:
@@ -377,6 +408,8 @@ def show(target: str, *, watch: bool, as_json: bool, keys: Path | None = None, v
         try:
             status = fetch(http, TIMEOUT_S, keys=keys)
             text = json.dumps(status, indent=1) if as_json else page(status, read_state(folder), verbose)
+            if folder is not None and not as_json:
+                text = "\n".join([text, *tasks_lines(newest_values(folder))])
             code = 0
         except NoAnswer as error:
             facts = without_answer(str(error), folder)

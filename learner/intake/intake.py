@@ -279,7 +279,7 @@ class Intake:
     remembers_notices: bool = False
     """True until the broker has said what it holds for a process that continues."""
     _noticed: set[str] = field(default_factory=set)
-    """Groups and tasks of which notices came until then."""
+    """Groups and tasks of which notices came until then, without what was chosen for them."""
     _failed_of: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Failed members of deliveries that are here, and their action tokens: they come again after a restart."""
     _noted: set[str] = field(default_factory=set)
@@ -332,7 +332,7 @@ class Intake:
         """Return whether `note_over_unseen` has counted this; remember the notice if it may be asked for yet."""
         # The unit is named by the task, or by its trajectory; without a name it is the group.
         unit = names.without_window(message.unit_id) or message.group_id
-        known = {unit, names.task_of(unit)} - {""}
+        known = {names.without_choice(name) for name in (unit, names.task_of(unit)) if name}
         if self.remembers_notices:
             self._noticed |= known
         return bool(known & self._noted)
@@ -641,7 +641,12 @@ class Intake:
         return ""
 
     def free_room(self, unit: Unit) -> None:
-        """Free the unit's room; the room of a trajectory becomes free with its last window."""
+        """Free the unit's room; the room of a trajectory becomes free with its last window.
+
+        What is over now counts for the choice of tasks.
+        """
+        members = (t for part in unit.parts for ts in (part.trained, *part.dropped.values()) for t in ts)
+        self.curriculum.note_ended(unit.group_id, members)
         if unit.unit_id == unit.group_id:
             self.curriculum.free(unit.group_id)
             if self.families is not None:

@@ -32,6 +32,7 @@ from learner.settings.families import (
     quoted_answers,
 )
 from learner.settings.learner import RESCUE_RULES, LearnerConfig, ReplayConfig
+from learner.settings.selection import FailuresSelection, ValueSelection
 from learner.settings.surrogates import BoundedSurrogate
 
 ADAPTERS_LR = 1e-5
@@ -41,6 +42,7 @@ ADAPTERS_LR = 1e-5
 def contradictions(learner: LearnerConfig) -> Iterator[str]:
     """Yield a line per mistake between sections of `[learner]`: field, value seen, cure."""
     yield from _groups(learner)
+    yield from _selection(learner)
     yield from _updates(learner)
     yield from replay_contradictions(learner)
     yield from reward_contradictions(learner)
@@ -72,6 +74,16 @@ def _groups(learner: LearnerConfig) -> Iterator[str]:
         )
     if isinstance(advantage, RiskAdvantage):
         yield from _risk(learner, advantage)
+
+
+def _selection(learner: LearnerConfig) -> Iterator[str]:
+    """Yield the refusal of a choice by whole groups where the learner gets none."""
+    selection = learner.selection
+    if isinstance(selection, FailuresSelection | ValueSelection) and learner.train_on != "groups":
+        yield (
+            f'learner.selection.kind is "{selection.kind}", which goes by whole groups, but learner.train_on is '
+            f'"{learner.train_on}"; use train_on = "groups", or selection kind "near"'
+        )
 
 
 def _risk(learner: LearnerConfig, advantage: RiskAdvantage) -> Iterator[str]:

@@ -1,13 +1,18 @@
 """A list of tasks is dealt again and again, each epoch in an order of its own."""
 
+import msgspec
 import pytest
 from pydantic import ValidationError
 
+from learner.advantages import assign_advantages
 from learner.curriculum import Curriculum
 from learner.families.family import ChildTask
-from learner.selection import repeated_share, task_index
-from learner.settings.learner import LearnerConfig
+from learner.selection import Answer, repeated_share, task_index
+from learner.settings.learner import EvaluationConfig, LearnerConfig
+from learner.settings.rules import contradictions
 from learner.settings.selection import EpochsSelection
+from protocol.names import choice_of
+from tests.trajectories import make_trajectory
 
 
 def curriculum(seed=0, **settings):
@@ -65,3 +70,102 @@ def test_prompts_come_again_within_a_number_of_groups():
     assert repeated_share(["a", "b", "c", "a"], groups=2) == 0
     assert repeated_share(["a", "b", "c", "a"], groups=3) == 0.25
     assert repeated_share([], groups=3) == 0
+
+
+NEAR = {"kind": "near", "tasks": 40}
+
+
+def test_a_group_says_in_its_name_which_task_was_chosen():
+    tasks = curriculum(selection=NEAR).refill(version=0, lockstep=False)
+    assert all(choice_of(task.group_id).task == task.data["index"] for task in tasks)
+    assert len(set(dealt(tasks))) == 10, "a task is under way once while there are others"
+
+
+def test_evaluations_are_those_of_a_run_that_chooses_nothing():
+    of = EvaluationConfig(tasks=5)
+    plain, chosen = (curriculum(**s).evaluation("before", 0, of) for s in ({}, {"selection": NEAR}))
+    assert plain == chosen
+
+
+def test_a_choice_is_in_the_checkpoint_and_comes_again_under_another_lineage():
+    before = curriculum(selection=NEAR)
+    tasks = before.refill(version=0, lockstep=False)
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(before.state()))
+    after = Curriculum("e", before.config, epoch=2)
+    again = after.restore(state)
+    assert dealt(again) == dealt(tasks)
+    assert after.stats.dealt.tolist() == before.stats.dealt.tolist()
+    assert all(task.task_id.startswith("2g") for task in again)
+
+
+def test_a_checkpoint_of_a_run_that_chose_nothing_is_gone_on_from():
+    before = curriculum()
+    before.refill(version=0, lockstep=False)
+    after = Curriculum("e", curriculum(selection=NEAR).config, lineage=0)
+    after.restore(before.state())
+    assert not after.adopt(task.task_id for tasks in before.outstanding.values() for task in tasks)
+    assert set(after.outstanding) == set(before.outstanding)
+
+
+def test_a_group_behind_the_checkpoint_keeps_its_task_whatever_was_learnt_since():
+    before = curriculum(selection=NEAR)
+    state = before.state()
+    held = [task.task_id for task in before.refill(version=0, lockstep=False)]
+    # The broker has lost the eleventh message, and holds a part of the tenth.
+    after = Curriculum("e", before.config, lineage=0, seed=1)
+    after.restore(state)
+    after.stats.add(0, 0, [Answer(1.0)])
+    again = after.adopt(held[:-1])
+    assert [task.task_id for task in again] == held[-1:]
+    assert after.next_index == 10
+    assert after.stats.dealt.sum() == 10
+
+
+def test_members_that_come_one_by_one_have_the_task_of_their_group():
+    settings = {"selection": NEAR, "train_on": "trajectories"}
+    one = curriculum(**settings)
+    one.refill(version=0, lockstep=False)
+    one.free_member(next(iter(one.outstanding)), one.outstanding[next(iter(one.outstanding))][0].task_id)
+    (task,) = one.refill(version=0, lockstep=False)
+    assert task.member == 0
+    assert one.state()["begun"]
+    after = Curriculum("e", one.config, lineage=0)
+    after.restore(one.state())
+    after.adopt(task.task_id for tasks in one.outstanding.values() for task in tasks)
+    after.free_member(task.group_id, task.task_id)
+    assert [t.group_id for t in after.refill(version=0, lockstep=False)] == [task.group_id]
+
+
+@pytest.mark.parametrize("kind", ["failures", "value"])
+def test_a_choice_by_whole_groups_is_refused_where_there_are_none(kind):
+    config = LearnerConfig(selection={"kind": kind}, train_on="windows")
+    assert any("goes by whole groups" in line for line in contradictions(config))
+
+
+def trajectory(group, number, reward, **settings):
+    return make_trajectory(f"{group}.{number}.0", group=group, reward=reward, **settings)
+
+
+def test_a_group_counts_when_it_is_over_and_failed_episodes_do_not():
+    it = curriculum(selection=NEAR)
+    it.refill(version=0, lockstep=False)
+    group = next(iter(it.outstanding))
+    task = choice_of(group).task
+    members = [
+        trajectory(group, 0, 1.0),
+        trajectory(group, 1, 0.0, correct=False),
+        trajectory(group, 2, 9.0, status="failed"),
+        trajectory(group, 3, 9.0, temperature=0.0),
+        trajectory(group + "r1", 0, 9.0),
+    ]
+    it.note_ended(group, members)
+    assert (it.stats.attempts[task], it.stats.right[task], it.stats.total[task]) == (2, 1, 1)
+    assert it.selection_metrics()["selection/informative_share"] == 1.0
+
+
+def test_advantages_are_divided_by_the_uses_that_the_name_says():
+    plain, often = ([trajectory(f"0g1t5{uses}", n, float(n)) for n in range(2)] for uses in ("", "u4"))
+    config = LearnerConfig().algorithm
+    once, four = (assign_advantages(config, members).advantage for members in (plain, often))
+    assert once.any()
+    assert (four == once / 4).all()

@@ -523,3 +523,22 @@ def test_episodes_and_groups_are_counted_with_why_they_failed():
         again.restore(old | {"trained_tokens": trained_tokens})
         # What an earlier version trained was neither failed nor without a signal.
         assert again.signal.failed.ever_broken == again.signal.uniform.ever_broken == (trained_tokens > 0)
+
+
+def test_a_task_counts_once_though_its_group_comes_again_behind_a_checkpoint():
+    selection = {"kind": "near", "tasks": 8}
+    intake = intake_with_tasks(selection=selection)
+    curriculum, (one, other) = intake.curriculum, list(intake.curriculum.outstanding)[:2]
+    deliver(intake, one, member(one, 0, 1.0, correct=True), member(one, 1, 0.0, correct=False))
+    deliver(intake, other, member(other, 0, 1.0, correct=True), member(other, 1, 1.0, correct=True))
+    # The second group is dropped at once; the first one waits for its batch.
+    assert curriculum.stats.attempts.sum() == 2
+    assert curriculum.stats.right.sum() == 2
+    again = Curriculum("calculator", curriculum.config, lineage=0)
+    again.restore(curriculum.state())
+    resumed = Intake(again, True)
+    resumed.restore(intake.state())
+    deliver(resumed, one, member(one, 0, 1.0, correct=True), member(one, 1, 0.0, correct=False))
+    resumed.commit(epoch=1, step=1, trained=resumed.take_batch(1))
+    assert again.stats.attempts.sum() == 4
+    assert again.stats.right.sum() == 3
