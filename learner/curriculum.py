@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from learner.errors import NothingToLearn, Stopped
 from learner.families.family import ChildTask
-from learner.selection import Answer, TaskStats, choose, task_index
+from learner.selection import Answer, TaskStats, choose, left_out, task_index
 from learner.settings.learner import EvaluationConfig, LearnerConfig
-from learner.settings.selection import ChosenSelection, ValueSelection
+from learner.settings.selection import ChosenSelection, FilterSelection, PruneSelection, ValueSelection
 from learner.trajectory import Trajectory
 from learner.under_way import UnderWay
 from protocol import names
@@ -72,6 +72,8 @@ class Curriculum:
     """Tasks that families have asked for and that are not put yet."""
     _begun: Choice = PLAIN
     """What was chosen for the group ``next_index``, of which some members are dealt out."""
+    _damped: tuple[int, int] = (0, 0)
+    """Groups that were dealt since the last `selection_metrics`, and those of them with divided advantages."""
 
     def __post_init__(self) -> None:
         if self.lineage < 0:
@@ -108,7 +110,15 @@ class Curriculum:
 
     def selection_metrics(self) -> dict[str, float]:
         """Return the metrics `selection/...` of a learner step; empty if tasks are not chosen by the answers."""
-        return {} if self.stats is None else self.stats.gauges()
+        if self.stats is None:
+            return {}
+        metrics, (groups, damped), selection = self.stats.gauges(), self._damped, self.config.selection
+        self._damped = 0, 0
+        if isinstance(selection, PruneSelection | FilterSelection):
+            metrics["selection/left_out_share"] = float(left_out(selection, self.stats).mean())
+        if isinstance(selection, ValueSelection) and groups:
+            metrics["selection/damped_share"] = damped / groups
+        return metrics
 
     def refill(
         self, *, version: int, lockstep: bool, steps_left: int | None = None, backlog: int = 0
@@ -338,6 +348,7 @@ class Curriculum:
         divide = isinstance(selection, ValueSelection) and selection.divide
         uses = stats.uses(task) if divide else 1
         stats.deal(task)
+        self._damped = self._damped[0] + 1, self._damped[1] + (uses > 1)
         return Choice(task=task, uses=uses)
 
     def note_ended(self, group_id: str, members: Iterable[Trajectory]) -> None:

@@ -132,6 +132,18 @@ SELECTION = table(
             "selection/above_half_share", "share", "tasks of the list with a success rate from 0.5 to below 1"
         ),
         Gauge("selection/always_share", "share", "tasks of the list whose answers were all right"),
+        Gauge("selection/failed_share", "share", "tasks of the list whose last group had no success"),
+        Gauge(
+            "selection/left_out_share",
+            "share",
+            'tasks of the list that are not dealt any more; only with `kind = "prune"` or `"filter"`',
+        ),
+        Gauge(
+            "selection/damped_share",
+            "share",
+            "groups whose advantages are divided, because their task was dealt of late, among those dealt since the "
+            'last step; only with `kind = "value"`',
+        ),
         Gauge(
             "selection/informative_share",
             "share",

@@ -165,6 +165,7 @@ class TaskStats:
             "below_half": known & (self.right > 0) & (solved < 0.5),
             "above_half": known & (solved >= 0.5) & (self.right < self.attempts),
             "always": known & (self.right >= self.attempts),
+            "failed": self.failed,
         }
         rows = {f"selection/{name}_share": float(mask.mean()) for name, mask in shares.items()}
         return rows | ({"selection/informative_share": informative / groups} if groups else {})
@@ -218,11 +219,8 @@ def choose(
             if waiting.any() and rng.random() < config.again:
                 return _first_of(stats.last, waiting, rng)
             return _least_dealt(stats, _some(free & ~stats.failed, free), rng)
-        case PruneSelection():
-            left = (stats.attempts == 0) | (stats.solved < config.solved)
-            return _least_dealt(stats, _some(free & left, left, free), rng)
-        case FilterSelection():
-            kept = (stats.dealt < config.passes) | (stats.ever > 0)
+        case PruneSelection() | FilterSelection():
+            kept = ~left_out(config, stats)
             return _least_dealt(stats, _some(free & kept, kept, free), rng)
         case ValueSelection():
             fresh = free & (stats.dealt == 0)
@@ -232,6 +230,22 @@ def choose(
             return _drawn(weights / weights.sum(), rng)
         case _:
             raise TypeError(f"selection of kind {config!r} chooses nothing")
+
+
+def left_out(config: PruneSelection | FilterSelection, stats: TaskStats) -> Mask:
+    """Return the tasks that are dealt only if nothing else is left, [tasks].
+
+    Example:
+        >>> stats = TaskStats(tasks=2)
+        >>> stats.add(1, 0, [Answer(1.0)] * 4)
+        >>> left_out(PruneSelection(tasks=2), stats).tolist()
+        [False, True]
+    """
+    if isinstance(config, PruneSelection):
+        out: Mask = (stats.attempts > 0) & (stats.solved >= config.solved)
+    else:
+        out = (stats.dealt >= config.passes) & (stats.ever == 0)
+    return out
 
 
 def near_weights(rates: Float64s, free: Mask, target: float, temperature: float) -> Float64s:

@@ -74,6 +74,7 @@ METHOD_SETTINGS = {
     "train_on": "what a batch is made of",
     "replay": "trajectories that are trained again",
     "family": "groups that ask for further groups",
+    "selection": "which task comes next; how many tasks there are belongs to the job",
     "reward": "how rewards become the values that are compared",
     "filter_uniform_groups": "whether groups that train nothing are left out, or counted",
     "group_size": "how many answers to one task the advantage needs",

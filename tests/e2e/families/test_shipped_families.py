@@ -62,11 +62,20 @@ ACTS = {
     "methods/credit/arpo-gui": "replay/share",
     "methods/objectives/rapo": "replay/share",
     "methods/objectives/spear": "replay/share",
+    "methods/selection/dots": "replay/share",
+    "methods/selection/deeptravel": "selection/failed_share",
+    "methods/selection/vspo": "selection/damped_share",
 }
 """Recipes, each with the metric that is above 0 in a step in which its named part acts."""
 
 
-@pytest.mark.parametrize("recipe", ACTS)
+SOAK = ("methods/selection/",)
+"""Beginnings of those that are tried in `make soak` alone."""
+
+
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(name, marks=[pytest.mark.soak] if name.startswith(SOAK) else []) for name in ACTS]
+)
 def test_the_named_part_acts_on_the_job_that_shows_it(offbeat, recipe):
     settings = [*SETTINGS, "learner.steps=24", "run.max_minutes=8"]
     # Hints of scaf-grpo begin after a warm-up of groups.

@@ -17,9 +17,10 @@ pytestmark = pytest.mark.timeout(300)
 EVENTS = {
     *("arpo-gui", "rapo", "spear", "replay-fifo"),
     *("gac", "distillation"),
+    *("dots", "vspo", "deeptravel"),
     *("ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding"),
 }
-"""Recipes whose named part is an event of a run: a family, a draw from the replay table, a gradient
+"""Recipes whose named part is an event of a run: a family, a draw from the replay table, a choice of tasks, a gradient
 beside the one of the step before, or a teacher that scores the batch."""
 NOT_RECORDED = {"smollm2"}
 """Recipes without recorded episodes; this one has the algorithm of `calculator`."""

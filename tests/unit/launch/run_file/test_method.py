@@ -117,6 +117,7 @@ def test_a_method_file_sets_what_belongs_to_a_method(name):
         "train_on",
         "replay",
         "family",
+        "selection",
         "reward",
         "filter_uniform_groups",
         "group_size",
@@ -130,7 +131,7 @@ def test_what_methods_set_beside_the_algorithm():
         name: {
             k: v
             for k, v in read_own(path)["learner"].items()
-            if k not in ("algorithm", "replay", "reward", "family")
+            if k not in ("algorithm", "replay", "reward", "family", "selection")
         }
         for name, path in run_files(METHODS_FOLDER).items()
     }

@@ -33,7 +33,8 @@ def test_all_methods_are_there():
     credit = "gdpo dvao g2rpo dgpo loop grpo-tcr flow-grpo eapo epo gigpo hgpo otc prs spo-winrate"
     more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule fapo-judge riskpo dapo-direct rapo spear distillation"
     known = "dapo dr-grpo reinforce-plus-plus"
-    assert {*credit.split(), *more.split(), *known.split()} == CREDIT
+    chosen = "dots vspo deeptravel"
+    assert {*credit.split(), *more.split(), *known.split(), *chosen.split()} == CREDIT
     assert {
         *("ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding")
     } == FAMILIES
@@ -162,7 +163,9 @@ def test_what_methods_need_is_listed():
     assert needs["bapo"] == ["groups"]
     assert needs["distillation"] == ["teacher"]
     assert needs["gigpo"] == needs["otc"] == needs["subpo"] == ["groups", "marks"]
-    assert needs["arpo-gui"] == ["groups", "replay"]
+    assert needs["arpo-gui"] == ["groups", "tasks again", "replay"]
+    assert needs["dots"] == ["groups", "tasks again", "replay"]
+    assert needs["vspo"] == needs["deeptravel"] == ["groups", "tasks again"]
     assert needs["riskpo"] == ["groups"]
     assert needs["gdpo"] == ["groups"]
     assert needs["ghpo"] == needs["scaf-grpo"] == ["groups", "hints", "families"]
