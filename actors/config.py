@@ -54,6 +54,8 @@ class GeneratorConfig(Section):
     weights_http: str = Field("", pattern=r"^$|:\d+$")
     """HOST:PORT at which the generator serves the weight versions that its host has fetched to other hosts,
     for example 0.0.0.0:0. Port 0 takes a free port at start. Empty means that it serves none."""
+    rack: str = Field("", max_length=200)
+    """Name of the rack, zone or switch of this host. Hosts of one rack fetch weights from each other where they can."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Float type of the engine. "auto": bfloat16 on GPUs that compute in it, else float32."""
     max_model_len: int = Field(1024, ge=8)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from protocol.codec import MINOR, AnyMessage
-from protocol.messages.peers import Heartbeat, Hello, Refused, Welcome
+from protocol.messages.peers import Heartbeat, Hello, Refused, SourceComplaint, Welcome
 
 HELLO_RETRY_S = 1.0
 MISSED_BEATS = 5
@@ -31,6 +31,7 @@ class Progress:
     gauges: tuple[tuple[str, float], ...] = ()
     patience_s: float = 0.0
     note: str = ""
+    complaints: tuple[SourceComplaint, ...] = ()
 
 
 LONG_BYTES = 1_000
@@ -212,4 +213,5 @@ class Session:
             gauges=dict(content.gauges),
             patience_s=content.patience_s,
             note="; ".join(filter(None, (self.long.trouble, content.note))),
+            complaints=list(content.complaints),
         )

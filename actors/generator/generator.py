@@ -33,8 +33,8 @@ from actors.generator.weights.staging import (
     shared_memory,
 )
 from protocol.codec import AnyMessage
-from protocol.messages.fields import MAX_PATIENCE_S
-from protocol.messages.peers import ActorKeys, Drain, Hello, Refused, WeightsReady
+from protocol.messages.fields import MAX_PATIENCE_S, MAX_SOURCES
+from protocol.messages.peers import ActorKeys, Drain, Hello, Refused, SourceComplaint, WeightsReady
 from protocol.processes import lock_of_environment, supervised
 from protocol.security.addresses import check_endpoint, split_address
 from protocol.security.http import access, scheme
@@ -142,7 +142,7 @@ class Generator:
     ) -> None:
         self._engine, self._config = engine, config
         self._name, self._run, self._keys = name, run, keys
-        self._weights_url = weights_url
+        self._weights_url, self._stage = weights_url, stage
         self._stop = asyncio.Event()
         self._grace_s, self._leave_by, self._orphan_s = grace_s, math.inf, orphan_s
         self._actors: Listener | None = None
@@ -215,13 +215,16 @@ class Generator:
         """
         now = time.monotonic()
         gauges = self._serving.gauges(now) | self._updater.gauges() | self._engine.gauges()
+        complaints = list(self._stage.complaints.items())[-MAX_SOURCES:]
+        lies = "; ".join(f"{url} has sent wrong weights and is left out" for url, lied in complaints if lied)
         return Progress(
             progress=float(self._engine.steps),
             busy=self._serving.running > 0 and not self._updater.loading and not self._engine.asleep,
             policy_version=self._engine.version,
             gauges=tuple(gauges.items()),
             patience_s=min(MAX_PATIENCE_S, self._pace.patience_s),
-            note=self._updater.note,
+            note="; ".join(filter(None, (self._updater.note, lies))),
+            complaints=tuple(SourceComplaint(url, lied) for url, lied in complaints),
         )
 
     def _hello(self, endpoint: str, public_key: str) -> Hello:
@@ -242,6 +245,8 @@ class Generator:
             died=told.died,
             digest=told.digest,
             evaluates=self._pinned is not None,
+            passes_on=bool(self._weights_url) and self._pinned is None and not self._engine.frozen,
+            rack=self._config.rack,
         )
 
     def _joined(self) -> None:
@@ -263,7 +268,12 @@ class Generator:
         match message:
             case WeightsReady():
                 announced = Announced(
-                    message.epoch, message.version, message.manifest, tuple(message.sources), message.root
+                    message.epoch,
+                    message.version,
+                    message.manifest,
+                    tuple(message.sources),
+                    message.root,
+                    message.ordered,
                 )
                 if self._pinned is None:
                     self._updater.offer(announced)
@@ -359,7 +369,7 @@ async def relay(
         yield ""
         return
     host, port = split_address("generator.weights_http", config.weights_http, keys)
-    server = WeightsServer(run, cache.locate, cache.folder.parent, keys)
+    server = WeightsServer(run, cache.locate, cache.folder.parent, keys, passes_on=True)
     async with serving(server, host, port) as bound:
         at = endpoint_for_actors(
             f"tcp://{f'[{host}]' if ':' in host else host}:{bound}", config.advertised_host, broker

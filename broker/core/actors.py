@@ -7,13 +7,13 @@ actors they admit, which weights they load.
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Literal
 
 from msgspec.structs import replace
 
 from broker.core.peers import INFO_BYTES, Peer, Peers
 from broker.core.records import Leased, LeaseEnded, TaskRecord
+from broker.core.relays import WeightsAnnouncer
 from broker.core.state import BrokerState
 from broker.core.subsets import SIZE, Subsets
 from broker.core.tasks import why_invalid
@@ -29,8 +29,7 @@ from protocol.messages.episodes import (
     SegmentCredit,
     TaskRejected,
 )
-from protocol.messages.fields import MAX_SOURCES
-from protocol.messages.peers import ActorKeys, GeneratorInfo, Generators, WeightsReady
+from protocol.messages.peers import ActorKeys, GeneratorInfo, Generators
 from protocol.session import MISSED_BEATS
 
 MAX_BYTES_S = 64e6
@@ -229,75 +228,6 @@ def _unversioned(info: GeneratorInfo) -> GeneratorInfo:
     return replace(info, policy_version=0)
 
 
-REMIND_S = 5.0
-
-
-class WeightsAnnouncer:
-    """Announces the newest weights to generators, with the URLs of the hosts that have them already.
-
-    It keeps the sources up to date with every heartbeat, so that an announcement need not look for them.
-    """
-
-    def __init__(self, state: BrokerState) -> None:
-        self._state = state
-        self._urls: dict[str, str] = {}
-        """URLs of the generators that serve the newest version, by name."""
-        self._sources: dict[str, set[str]] = {}
-        """Names of these generators by URL; those of one host may share a URL."""
-
-    def published(self) -> None:
-        """Announce the version that was published just now to all generators."""
-        generators = self._state.peers.of("generator")
-        for generator in generators:
-            self.note_version(generator)
-        for generator in generators:
-            self.announce(generator)
-
-    def note_version(self, generator: Peer) -> None:
-        """Note which version a generator serves, and where."""
-        newest = self._state.published
-        serves = newest is not None and generator.heartbeat.policy_version == newest.version
-        self._set_url(generator.name, generator.hello.weights_url if serves else "")
-
-    def note_gone(self, generator: str) -> None:
-        """Note that a generator is not connected any more."""
-        self._set_url(generator, "")
-
-    def _set_url(self, name: str, url: str) -> None:
-        before = self._urls.pop(name, "")
-        if before and before != url:
-            self._sources[before].discard(name)
-            if not self._sources[before]:
-                del self._sources[before]
-        if url:
-            self._urls[name] = url
-            self._sources.setdefault(url, set()).add(name)
-
-    def announce(self, generator: Peer) -> None:
-        """Announce the newest weights to a generator, with the hosts that serve them, the learner's last."""
-        newest = self._state.published
-        if newest is None:
-            return
-        others = (url for url, names in self._sources.items() if names != {generator.name})
-        ready = WeightsReady(
-            epoch=newest.epoch,
-            version=newest.version,
-            manifest=newest.manifest,
-            sources=[*islice(others, MAX_SOURCES - 1), *([newest.url] if newest.url else [])],
-            root=newest.root,
-        )
-        self._state.outbox.send(generator.name, ready)
-
-    def remind(self, generator: Peer, now: float) -> None:
-        """Repeat the announcement, which may have been lost, if a generator serves a different version."""
-        newest = self._state.published
-        if newest is None or generator.heartbeat.policy_version == newest.version:
-            return
-        if now - generator.reminded_at >= REMIND_S:
-            generator.reminded_at = now
-            self.announce(generator)
-
-
 class GeneratorSide:
     """The live generators, as the broker shows them to actors."""
 
@@ -338,8 +268,7 @@ class GeneratorSide:
         """Tell a generator what it needs, after its Welcome."""
         self._tell_actor_keys(peer)
         self.look_at(peer, now)
-        self._announcer.note_version(peer)
-        self._announcer.announce(peer)
+        self._announcer.joined(peer)
 
     def look_at(self, peer: Peer, now: float) -> None:
         """Look at one generator, which may have stalled or recovered. Call it at intervals, too."""
@@ -348,13 +277,12 @@ class GeneratorSide:
     def beat(self, peer: Peer, now: float) -> None:
         """Handle the heartbeat of a generator, which says what version it serves."""
         self.look_at(peer, now)
-        self._announcer.note_version(peer)
-        self._announcer.remind(peer, now)
+        self._announcer.beat(peer, now)
 
-    def left(self, name: str) -> None:
+    def left(self, peer: Peer) -> None:
         """Note that a generator is not connected any more."""
-        self._list.note_gone(name)
-        self._announcer.note_gone(name)
+        self._list.note_gone(peer.name)
+        self._announcer.note_gone(peer)
 
     def admit(self, actor_keys: Sequence[str]) -> None:
         """Note the public keys (Z85) of the actors that are admitted now; tell generators if they have changed."""

@@ -10,11 +10,12 @@ all three share one `BrokerState`.
 from collections.abc import Sequence
 
 from broker.config import BrokerConfig
-from broker.core.actors import ActorSide, GeneratorSide, WeightsAnnouncer
+from broker.core.actors import ActorSide, GeneratorSide
 from broker.core.fleet import FOR_EVER, Limits
 from broker.core.learner import LearnerSide
 from broker.core.peers import Peer, Send
 from broker.core.records import GroupClosed, MemoryStore, SegmentStore
+from broker.core.relays import WeightsAnnouncer
 from broker.core.state import BrokerState, gauges_of
 from broker.core.tasks import why_tasks_invalid
 from protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES, AnyMessage, Buffer
@@ -272,7 +273,7 @@ class Dispatcher:
         elif peer.role == "learner":
             self.learners.left(peer, on_purpose=not fault)
         else:
-            self.generators.left(peer.name)
+            self.generators.left(peer)
 
     def _from_peer(self, peer: Peer, message: AnyMessage, frames: Sequence[Buffer], now: float) -> None:
         # The most frequent messages come first.

@@ -8,7 +8,6 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
-from broker.core.actors import REMIND_S, WeightsAnnouncer
 from broker.core.peers import Peer
 from broker.core.records import (
     Committed,
@@ -19,6 +18,7 @@ from broker.core.records import (
     TasksPut,
     UnitDropped,
 )
+from broker.core.relays import REMIND_S, WeightsAnnouncer
 from broker.core.state import BrokerState
 from broker.core.tasks import Recent
 from broker.core.units import counted_by_name, goes_back, no_step_back, process_of
@@ -317,7 +317,7 @@ class LearnerSide:
         )
         if event != newest:
             self._state.record(event, now)
-        self._announcer.published()
+        self._announcer.published(now)
 
     def _of_this_epoch(self, peer: Peer, epoch: int, what: str) -> bool:
         if epoch == peer.hello.epoch:

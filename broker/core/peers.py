@@ -67,6 +67,7 @@ class Peer:
             policy_version=heartbeat.policy_version,
             patience_s=heartbeat.patience_s,
             note=heartbeat.note[:MAX_NOTE],
+            complaints=heartbeat.complaints,
             gauges={
                 name: value
                 for name, value in list(heartbeat.gauges.items())[:MAX_GAUGES]

@@ -53,6 +53,7 @@ FREE_ON_HOST = (
     "generator.kv_cache_mb",
     "generator.endpoint",
     "generator.advertised_host",
+    "generator.rack",
     "generator.weights_http",
     "run.dir",
     "model.cache",

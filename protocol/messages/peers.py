@@ -64,7 +64,7 @@ class Hello(Message, tag="hello", frozen=True):
     The broker releases units committed up to this step, and delivers units again that were committed later.
     """
     weights_url: Address = ""
-    """Written by a generator: where it serves versions. The broker lists it in WeightsReady.sources."""
+    """Written by a generator: where it serves versions. With ``passes_on`` it may be in WeightsReady.sources."""
     attempt: Count = 0
     """Counts the Hellos of the process from 0; the broker returns it in the Welcome."""
     step_back: bool = False
@@ -92,6 +92,13 @@ class Hello(Message, tag="hello", frozen=True):
     """
     evaluates: bool = False
     """Written by a generator: it answers evaluation tasks alone, and keeps the version that they ask for; since 4.5."""
+    passes_on: bool = False
+    """Written by a generator, since 4.6: ``weights_url`` serves the chunks of a version while it is being fetched.
+
+    The broker sends further hosts there.
+    """
+    rack: Label = ""
+    """Written by a generator, since 4.6: where its host stands. Hosts of one rack are sent to each other first."""
 
 
 class Welcome(Message, tag="welcome", frozen=True):
@@ -131,6 +138,18 @@ class Refused(Message, tag="refused", frozen=True):
     """Read by every peer, which ends when it is set."""
 
 
+class SourceComplaint(Struct, frozen=True, array_like=True):
+    """A source of weights that failed a generator while others were left; since 4.6."""
+
+    url: Address
+    """Written by the generator: one of WeightsReady.sources."""
+    lied: bool = False
+    """Written by the generator: what came did not match its hash. The broker sends nobody there any more.
+
+    A source that only failed serves no further hosts for a minute.
+    """
+
+
 class Heartbeat(Message, tag="heartbeat", frozen=True):
     """Sent every ``heartbeat_s``; it reports progress, not only life.
 
@@ -150,9 +169,9 @@ class Heartbeat(Message, tag="heartbeat", frozen=True):
     policy_version: Version = 0
     """Written by a generator: the version in service.
 
-    The broker repeats WeightsReady to a generator that lacks the newest version, lists a generator that has
-    it as a source, and passes the number on in GeneratorInfo. The learner writes its own version, and the
-    broker the newest one; nothing in Offbeat reads these two.
+    The broker repeats WeightsReady to a generator that lacks the newest version, and passes the number on in
+    GeneratorInfo. The learner writes its own version, and the broker the newest one; nothing in Offbeat reads these
+    two.
     """
     gauges: Gauges = field(default_factory=dict)
     """Written by the peer, merged by the broker for `/status`, `/metrics` and QueueStats."""
@@ -168,6 +187,8 @@ class Heartbeat(Message, tag="heartbeat", frozen=True):
 
     `/status` and `offbeat status` show it.
     """
+    complaints: Annotated[list[SourceComplaint], Meta(max_length=MAX_SOURCES)] = field(default_factory=list)
+    """Written by a generator, since 4.6: sources that failed for the version before the newest, or lied ever."""
 
 
 class QueueStats(Message, tag="queue_stats", frozen=True):
@@ -359,9 +380,14 @@ class WeightsReady(Message, tag="weights_ready", frozen=True):
     manifest: FilePath
     """Copied by the broker from PublishWeights; generators on the learner's host read the version there."""
     sources: Annotated[list[Address], Meta(max_length=MAX_SOURCES)] = field(default_factory=list)
-    """Written by the broker: URLs that serve the version, first of generators, last of the learner.
+    """Written by the broker: URLs that serve the version, first of relays, last of the learner.
 
     A generator on a different host fetches the version from one of them.
     """
     root: Root = ""
     """Copied by the broker from PublishWeights; the generator checks by it the bytes that a source sends."""
+    ordered: bool = False
+    """Written by the broker, since 4.6: the sources are to be asked in this order.
+
+    Those before the last may be fetching the version themselves, and pass on what they have.
+    """

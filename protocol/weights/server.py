@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from protocol.security.http import require_token, scheme
 from protocol.security.http import serving as serving_http
 from protocol.weights.files import LARGEST_SHARE, digests, make_delta
 from protocol.weights.format import DATA, MANIFEST, Base, Manifest, parse_manifest, read_manifest, same_layout
+from protocol.weights.partial import PARTIAL, HeldChunks, transfer_file
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +49,22 @@ class OpenVersion:
     used: float = 0.0
     transfers: int = 0
     """Number of transfers that are going on now."""
+    held: HeldChunks | None = None
+    """Chunks that are there, of a version that this host is or was fetching; None: all are."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether all chunks are there."""
+        return self.held is None or self.held.whole
 
     @property
     def nameless(self) -> bool:
         """Whether the file has no name any more, so that closing it frees its memory."""
         return os.fstat(self.file.fileno()).st_nlink == 0
+
+
+class NotYet(WeightsError):
+    """This host is not as far yet: it has not begun with a version, or has not got a chunk."""
 
 
 class VersionOpener:
@@ -64,12 +76,20 @@ class VersionOpener:
         run: name of the run; versions of a different run are refused.
         locate: returns the folder of a version. Only whole versions lie there: a rename puts them there.
         scratch: folder for deltas, which have no names there; on the same memory as the versions.
+        passes_on: whether versions that are being fetched are served, too. They lie beside the whole ones.
     """
 
     def __init__(
-        self, run: str, locate: Locate, scratch: Path, *, clock: Callable[[], float] = time.monotonic
+        self,
+        run: str,
+        locate: Locate,
+        scratch: Path,
+        *,
+        passes_on: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._locate, self._scratch, self._clock = run, locate, scratch, clock
+        self.passes_on = passes_on
 
     def open(self, epoch: int, version: int) -> OpenVersion:
         """Open a whole version.
@@ -95,6 +115,29 @@ class VersionOpener:
             file.close()
             raise
         return self._opened_version(manifest, file)
+
+    def open_partial(self, epoch: int, version: int, base: Base | None) -> OpenVersion:
+        """Open a version, or the delta from ``base``, that this host is fetching just now.
+
+        Raises:
+            NotYet: it is not being fetched, in this form.
+            WeightsError: this host has a newer version, so it will not fetch this one.
+        """
+        final = self._locate(epoch, version)
+        for folder in final.parent.glob(f"{final.name}-*{PARTIAL}"):
+            # What cannot be read has not begun, or is being removed.
+            with contextlib.suppress(WeightsError, OSError):
+                manifest = read_manifest(folder / MANIFEST)
+                if (manifest.run, manifest.base) == (self._run, base):
+                    path = folder / transfer_file(manifest)
+                    held = HeldChunks(path, -(-manifest.transfer_bytes // manifest.chunk_bytes))
+                    opened = self._opened_version(manifest, open(path, "rb"))  # noqa: SIM115 (held open)
+                    opened.held = held
+                    return opened
+        for other in final.parent.glob("e*-v*"):
+            if other.name > final.name and not other.name.endswith(PARTIAL):
+                raise WeightsError(f"version {version} is behind {other.name}, which this host has")
+        raise NotYet(f"version {version} is not here yet")
 
     def replaced(self, epoch: int, version: int, held: OpenVersion | None) -> bool:
         """Return whether a different file lies now where ``held`` was opened; False if no file lies there."""
@@ -165,6 +208,9 @@ PLACE_S = 2.0
 """Seconds that a request for data waits, in the order of coming, before it is told to come again."""
 PATIENCE_S = 2.0
 """Seconds that a request waits for a manifest before the server answers 202."""
+WAIT_S = 3.0
+"""Seconds that a request waits for a chunk that this host has not got yet. Then the client is told so."""
+LOOK_S = 0.01
 TRANSFER_S = 60.0
 SLOWEST_BYTES_PER_S = 64 * 2**10
 """A transfer is cut after `TRANSFER_S` and the time that its bytes take at this pace."""
@@ -204,6 +250,7 @@ class WeightsServer:
         model: returns the folder of the model that the run starts from, for hosts that have none, or None while it is
             not there. It may block, and is called until it returns a folder.
         transfers: transfers that may go on at a time.
+        passes_on: whether chunks of versions that are still being fetched are served, as they come.
     """
 
     def __init__(
@@ -215,8 +262,9 @@ class WeightsServer:
         model: Callable[[], Path | None] = lambda: None,
         *,
         transfers: int = MAX_TRANSFERS,
+        passes_on: bool = False,
     ) -> None:
-        self._run, self._shelf = run, VersionOpener(run, locate, scratch)
+        self._run, self._shelf = run, VersionOpener(run, locate, scratch, passes_on=passes_on)
         self.keys, self._model_folder = keys, model
         self._model: Path | None = None
         self._held: dict[VersionKey, OpenVersion] = {}
@@ -228,6 +276,7 @@ class WeightsServer:
         self.application.router.add_get("/", self._about, allow_head=False)
         self.application.router.add_get(VERSION_PATH + "/manifest", self._manifest, allow_head=False)
         self.application.router.add_get(VERSION_PATH + "/data", self._data, allow_head=False)
+        self.application.router.add_get(VERSION_PATH + "/held", self._how_much, allow_head=False)
         self.application.router.add_get(MODEL_PATH, self._model_file, allow_head=False)
         self.application.cleanup_ctx.append(self._tidying)
 
@@ -239,14 +288,22 @@ class WeightsServer:
 
     async def _manifest(self, request: web.Request) -> web.Response:
         epoch, version, base = _requested_key(request)
-        held = None
+        held, waits = None, False
         try:
             async with asyncio.timeout(PATIENCE_S):
-                if base is not None:
-                    held = await self._open_once((epoch, version, base))
-                if held is None:
-                    held = await self._open_once((epoch, version, None))
+                while held is None:
+                    try:
+                        if base is not None:
+                            held = await self._open_once((epoch, version, base))
+                        if held is None:
+                            held = await self._open_once((epoch, version, None))
+                        waits = False
+                    except NotYet:
+                        waits = True
+                        await asyncio.sleep(LOOK_S)
         except TimeoutError:
+            if waits:
+                raise _not_yet(f"version {version} is not here yet") from None
             return web.Response(status=202, headers={"Retry-After": "1"})
         except WeightsError as error:
             raise web.HTTPNotFound(text=f"404: {error}\n") from None
@@ -257,6 +314,8 @@ class WeightsServer:
         held = self._held.get(_requested_key(request))
         try:
             held = held or await self._open_once(_requested_key(request))
+        except NotYet as error:
+            raise _not_yet(str(error)) from None
         except WeightsError as error:
             raise web.HTTPNotFound(text=f"404: {error}\n") from None
         if held is None:
@@ -265,10 +324,28 @@ class WeightsServer:
         held.transfers += 1
         try:
             async with self._place():
-                return await _send(request, held.file, held.manifest.transfer_bytes)
+                return await _send(
+                    request,
+                    held.file,
+                    held.manifest.transfer_bytes,
+                    partial(_there, held) if held.held else _all,
+                )
         finally:
             held.transfers -= 1
             held.used = time.monotonic()
+
+    async def _how_much(self, request: web.Request) -> web.Response:
+        """Tell how much of a version is here, and how fast it came: a slow line is no wait."""
+        held = self._held.get(_requested_key(request))
+        if held is None or held.held is None:
+            raise web.HTTPNotFound(text="404: this host does not fetch it\n")
+        step, here = held.manifest.chunk_bytes, held.held
+        told = {
+            "bytes": here.number * step,
+            "come": here.come * step,
+            "seconds": here.seconds(time.monotonic()),
+        }
+        return web.json_response(told, dumps=json.dumps)
 
     async def _model_file(self, request: web.Request) -> web.StreamResponse:
         """Send a file of the model's folder, or a range of it. The client knows its hash from elsewhere."""
@@ -312,6 +389,10 @@ class WeightsServer:
             for other in [other for other in self._held if other[:2] == key[:2]]:
                 self._retired.append(self._held.pop(other))
             held = None
+        if held is not None and held.nameless and not held.whole:
+            # Its transfer has been given up. Another one may have begun.
+            self._retired.append(self._held.pop(key))
+            held = None
         if held is not None:
             held.used = time.monotonic()
             return held
@@ -323,21 +404,26 @@ class WeightsServer:
     def _opened(self, key: VersionKey, task: "asyncio.Task[OpenVersion | None]") -> None:
         self._opening.pop(key, None)
         # Log the error here, because perhaps no request waits for the task any more.
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, NotYet):
             log.info("version %d cannot be served: %s", key[1], error)
 
     async def _prepare(self, key: VersionKey) -> OpenVersion | None:
         epoch, version, base = key
         if base is None:
-            self._held[key] = await asyncio.to_thread(self._shelf.open, epoch, version)
+            self._held[key] = await asyncio.to_thread(self._open_as_it_is, epoch, version)
             return self._held[key]
+        if self._shelf.passes_on:
+            with contextlib.suppress(WeightsError):
+                self._held[key] = await asyncio.to_thread(self._shelf.open_partial, epoch, version, base)
+                return self._held[key]
         new = await self._open_once((epoch, version, None))
         try:
             old = await self._open_once((base.epoch, base.version, None))
         except WeightsError:
             return None
         assert new is not None
-        if old is None or old.manifest.root != base.root:
+        if old is None or old.manifest.root != base.root or not (old.whole and new.whole):
             return None
         # Count a transfer of each, so that neither is closed meanwhile.
         new.transfers += 1
@@ -350,6 +436,15 @@ class WeightsServer:
         if delta is not None:
             self._held[key] = delta
         return delta
+
+    def _open_as_it_is(self, epoch: int, version: int) -> OpenVersion:
+        """Open a whole version or, if this server passes chunks on, one that is being fetched whole."""
+        try:
+            return self._shelf.open(epoch, version)
+        except WeightsError:
+            if not self._shelf.passes_on:
+                raise
+            return self._shelf.open_partial(epoch, version, None)
 
     async def _tidying(self, application: web.Application) -> AsyncIterator[None]:
         tidy = asyncio.create_task(self._tidy())
@@ -382,7 +477,41 @@ def _requested_key(request: web.Request) -> VersionKey:
     return int(request.match_info["epoch"]), int(request.match_info["version"]), base
 
 
-async def _send(request: web.Request, file: IO[bytes], size: int) -> web.StreamResponse:
+def _not_yet(text: str) -> web.HTTPNotFound:
+    """Return the answer that a client which knows relays waits behind; others ask elsewhere."""
+    return web.HTTPNotFound(text=f"404: {text}\n", headers={"Retry-After": "1"})
+
+
+Available = Callable[[int, int], Awaitable[int]]
+"""Function that waits for the byte at ``start``, and returns the end of what is there from it on, at most ``stop``."""
+
+
+async def _all(start: int, stop: int) -> int:
+    return stop
+
+
+async def _there(version: OpenVersion, start: int, stop: int) -> int:
+    """Wait for a chunk of a version that is being fetched, see `Available`.
+
+    Raises:
+        NotYet: it has not come within `WAIT_S`, or its transfer was given up.
+    """
+    held, step = version.held, version.manifest.chunk_bytes
+    assert held is not None
+    deadline = time.monotonic() + WAIT_S
+    while not held.has(start // step):
+        if version.nameless or time.monotonic() > deadline:
+            raise NotYet(f"byte {start} has not come yet")
+        await asyncio.sleep(LOOK_S)
+    end = start // step + 1
+    while end * step < stop and held.has(end):
+        end += 1
+    return min(stop, end * step)
+
+
+async def _send(
+    request: web.Request, file: IO[bytes], size: int, available: Available = _all
+) -> web.StreamResponse:
     """Send the first ``size`` bytes of a file or the range asked for; without TLS by sendfile, past this process."""
     try:
         wanted = request.http_range
@@ -391,6 +520,11 @@ async def _send(request: web.Request, file: IO[bytes], size: int) -> web.StreamR
     start, stop, _ = wanted.indices(size)
     if wanted.start is not None and start >= stop:
         raise web.HTTPRequestRangeNotSatisfiable(headers={"Content-Range": f"bytes */{size}"})
+    try:
+        if start < stop:
+            await available(start, stop)
+    except NotYet as error:
+        raise _not_yet(str(error)) from None
     response = web.StreamResponse(status=200 if wanted.start is None and wanted.stop is None else 206)
     response.content_length = stop - start
     response.content_type = "application/octet-stream"
@@ -402,12 +536,15 @@ async def _send(request: web.Request, file: IO[bytes], size: int) -> web.StreamR
             await response.prepare(request)
             if transport is None or transport.is_closing():
                 raise ConnectionResetError("the client has gone")
-            if transport.get_extra_info("sslcontext") is None:
-                await asyncio.get_running_loop().sendfile(transport, file, start, stop - start)
-            else:
-                await _send_pieces(response, file, start, stop)
+            while start < stop:
+                end = await available(start, stop)
+                if transport.get_extra_info("sslcontext") is None:
+                    await asyncio.get_running_loop().sendfile(transport, file, start, end - start)
+                else:
+                    await _send_pieces(response, file, start, end)
+                start = end
             await response.write_eof()
-    except (TimeoutError, ConnectionError) as error:
+    except (TimeoutError, ConnectionError, NotYet) as error:
         if isinstance(error, TimeoutError):
             log.warning(
                 "a transfer to %s was cut: slower than %d bytes/s", request.remote, SLOWEST_BYTES_PER_S

@@ -21,8 +21,9 @@ from actors.generator.weights.fetch import Source, fetch, reserve
 from protocol.errors import KeysUnusable, WeightsError
 from protocol.files import is_own_folder, locked_file, make_private_folder
 from protocol.security.http import Access
-from protocol.weights.files import apply_delta, digest, verify_bytes, verify_header
+from protocol.weights.files import apply_delta, verify_bytes, verify_header
 from protocol.weights.format import DATA, MANIFEST, Base, Manifest, read_manifest, same_layout
+from protocol.weights.partial import HELD, PARTIAL, transfer_file
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ POLL_S = 0.05
 ABANDONED_S = 600.0
 """Time without a change after which a cache that no process has open is removed. Until then its processes may
 be about to start again."""
-FETCH, USERS, PARTIAL = "fetch.lock", "users.lock", ".partial"
+FETCH, USERS = "fetch.lock", "users.lock"
 COMPLETE = re.compile(r"e(\d+)-v(\d+)")
 
 
@@ -180,9 +181,6 @@ def _sweep(root: Path, *, but: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-DELTA = "delta-"
-
-
 class Cache:
     """Cache of the versions of one run on this host.
 
@@ -194,6 +192,11 @@ class Cache:
 
     def __init__(self, folder: Path, run: str, access: Callable[[], Access] = Access) -> None:
         self.fetched_bytes = 0
+        self.complaints: dict[str, bool] = {}
+        """Sources that failed for the newest version while others were left, by URL, and all that ever lied: True.
+
+        Invariant: it is replaced and never changed, because the thread that fetches writes it and others read it.
+        """
         self._run, self._access = run, access
         self._cancelled = threading.Event()
         self._shared = CacheFolder(folder, self._cancelled)
@@ -207,27 +210,38 @@ class Cache:
         """Return the folder of a version. It exists only if the cache holds the whole version."""
         return self._shared.locate(epoch, version)
 
-    def obtain(self, epoch: int, version: int, sources: Sequence[str], root: str = "") -> Path:
+    def obtain(
+        self, epoch: int, version: int, sources: Sequence[str], root: str = "", *, ordered: bool = False
+    ) -> Path:
         """Return the path of a verified version's manifest. Fetch the version first if it is missing. Blocks.
 
         Args:
             epoch: epoch of the version.
             version: number of the version.
-            sources: base URLs, tried in random order, but the last one last.
+            sources: base URLs, tried in random order, but the last one last. Sources that lied before are left out.
             root: announced root hash. If it is empty, the first source that answers is believed.
+            ordered: the sources are tried in their order, and those before the last may still be fetching themselves.
 
         Raises:
             WeightsError: no source sent the version (the message says why, for each), or a file operation
                 failed, or this process ends.
         """
         tried = []
-        for url in in_order(sources):
+        self.complaints = {url: lied for url, lied in self.complaints.items() if lied}
+        urls = [
+            url
+            for url in (sources if ordered else in_order(sources))
+            if url not in self.complaints or url == sources[-1]
+        ]
+        for behind, url in zip(range(len(urls) - 1, -1, -1), urls, strict=True):
             try:
                 self._shared.enter()
-                return self._obtain_from(url, epoch, version, root)
+                return self._obtain_from(url, epoch, version, root, behind if ordered else 0)
             except SourceFailed as error:
                 log.warning("version %d could not be fetched from %s: %s", version, url, error)
                 tried.append(f"{url} {error}")
+                if behind:
+                    self.complaints = {**self.complaints, url: isinstance(error, WrongBytes)}
             except Cancelled:
                 raise WeightsError(f"version {version}: this process ends") from None
             except OSError as error:
@@ -242,15 +256,15 @@ class Cache:
         self._cancelled.set()
         self._shared.close()
 
-    def _obtain_from(self, url: str, epoch: int, version: int, root: str) -> Path:
+    def _obtain_from(self, url: str, epoch: int, version: int, root: str, behind: int) -> Path:
         source = self._connect(url)
         try:
             base = self._shared.newest()
             for told_by in dict.fromkeys((base, None)):
-                manifest = source.manifest(epoch, version, told_by)
+                manifest = source.manifest(epoch, version, told_by, behind)
                 self._check(manifest, epoch, version, root)
                 try:
-                    return self._complete(url, manifest, told_by)
+                    return self._complete(url, manifest, told_by, behind)
                 except _DeltaUseless as error:
                     log.warning("version %d: %s; fetching it whole", version, error)
         finally:
@@ -273,7 +287,7 @@ class Cache:
         if root and manifest.root != root:
             raise WrongBytes(f"sends a version with root {manifest.root}, announced was {root}")
 
-    def _complete(self, url: str, manifest: Manifest, told_by: Base | None) -> Path:
+    def _complete(self, url: str, manifest: Manifest, told_by: Base | None, behind: int) -> Path:
         """Fetch a version from a source, unless the cache has it. Return the path of its manifest there."""
         folder = self.locate(manifest.epoch, manifest.version)
         with self._shared.fetch_turn():
@@ -287,22 +301,39 @@ class Cache:
                 if left != partial:
                     shutil.rmtree(left, ignore_errors=True)
             partial.mkdir(mode=0o700, exist_ok=True)
-            whole = self._fill(url, manifest, told_by, partial)
-            (partial / MANIFEST).write_bytes(msgspec.msgpack.encode(whole))
+            whole = self._fill(url, manifest, told_by, partial, behind)
+            _write_manifest(partial, whole)
             partial.rename(folder)
             self._shared.trim()
         return folder / MANIFEST
 
-    def _fill(self, url: str, manifest: Manifest, told_by: Base | None, partial: Path) -> Manifest:
-        """Fetch a version or a delta into a folder. Return the manifest of the whole version that results."""
+    def _fill(
+        self, url: str, manifest: Manifest, told_by: Base | None, partial: Path, behind: int
+    ) -> Manifest:
+        """Fetch a version or a delta into a folder. Return the manifest of the whole version that results.
+
+        While it comes, the folder has the manifest of what comes, so that a relay can pass its chunks on.
+        """
         data = partial / DATA
+
+        def fetch_into(path: Path, also: Sequence[tuple[Path, Manifest]] = ()) -> None:
+            self.fetched_bytes += fetch(
+                lambda: self._connect(url),
+                manifest,
+                path,
+                self._cancelled,
+                also,
+                begun=lambda: _write_manifest(partial, manifest),
+                behind=behind,
+            )
+
         if manifest.encoding == "full":
             also = [
                 (folder / DATA, read_manifest(folder / MANIFEST))
                 for folder in self._shared.whole_versions()[:1]
             ]
             try:
-                self.fetched_bytes += fetch(lambda: self._connect(url), manifest, data, self._cancelled, also)
+                fetch_into(data, also)
                 with open(data, "rb") as file:
                     # The header alone, because each chunk was verified when it came.
                     verify_header(manifest, file)
@@ -314,13 +345,14 @@ class Cache:
             return manifest
         if manifest.base != told_by:
             raise WrongBytes(f"sends a delta from {manifest.base}, asked for one from {told_by}")
-        delta = partial / f"{DELTA}{digest(manifest.delta_chunks).hex()[:16]}"
+        delta = partial / transfer_file(manifest)
         try:
-            self.fetched_bytes += fetch(lambda: self._connect(url), manifest, delta, self._cancelled)
+            fetch_into(delta)
             self._apply(manifest, delta, data)
         except (WrongBytes, WeightsError) as error:
             data.unlink(missing_ok=True)
             delta.unlink(missing_ok=True)
+            delta.with_name(delta.name + HELD).unlink(missing_ok=True)
             raise _DeltaUseless(f"the delta from {url} is of no use: {error}") from None
         delta.unlink()
         return msgspec.structs.replace(manifest, encoding="full", base=None, delta_bytes=0, delta_chunks=b"")
@@ -339,6 +371,13 @@ class Cache:
             apply_delta(told.fileno(), old.fileno(), new.fileno(), manifest.nbytes)
         with open(data, "rb") as made:
             verify_bytes(manifest, made)
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write a manifest so that readers see it whole or the one before."""
+    fresh = folder / f"{MANIFEST}.new"
+    fresh.write_bytes(msgspec.msgpack.encode(manifest))
+    fresh.rename(folder / MANIFEST)
 
 
 class _DeltaUseless(Exception):

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import http.client
+import json
 import logging
 import os
 import queue
@@ -14,7 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ from protocol.errors import WeightsError
 from protocol.security.http import Access
 from protocol.weights.files import FileChunk, chunks, file_chunks, missing, spans
 from protocol.weights.format import MAX_MANIFEST_BYTES, Base, Manifest, parse_manifest
+from protocol.weights.partial import HeldChunks
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,12 @@ SLOWEST_BYTES_PER_S = 32 * 2**10
 PREPARE_S = 300.0
 """Longest time that a source may hash and compare before it sends the manifest."""
 POLL_S = 0.2
+START_S, HOP_S = 6.0, 3.0
+"""Longest time that a relay may take to begin with a version, and what is added for each source behind it.
+
+So those next to a fault act on it first, and those behind them need not leave.
+"""
+MAX_PAGE_BYTES = 1_000
 BUSY_S = 900.0
 """Longest time that a source may answer without a break that enough transfers are going on."""
 RETRY_S, SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 0.05, 10.0
@@ -73,8 +81,14 @@ class Source:
         self._access, self._cancelled = access, cancelled
         self._connection: http.client.HTTPConnection | None = None
 
-    def manifest(self, epoch: int, version: int, base: Base | None) -> Manifest:
+    def manifest(self, epoch: int, version: int, base: Base | None, behind: int = 0) -> Manifest:
         """Return the manifest of a version, or of a delta from ``base`` if this source can make one.
+
+        Args:
+            epoch: epoch of the version.
+            version: number of the version.
+            base: version that this host has.
+            behind: sources that could be asked instead. A relay may take `START_S` and longer to begin.
 
         Raises:
             SourceFailed: the source cannot be used now.
@@ -82,16 +96,19 @@ class Source:
             Cancelled: this process ends.
         """
         path = f"/v1/{epoch}/{version}/manifest{_query(base)}"
-        deadline = time.monotonic() + PREPARE_S
+        began = time.monotonic()
         while True:
             with self._request(path, {}) as response:
-                if response.status != 202:
+                not_yet = response.status == 404 and "Retry-After" in response.headers
+                if not_yet and behind and time.monotonic() - began > START_S + HOP_S * behind:
+                    raise SourceFailed("has not begun with the version")
+                if response.status != 202 and not (not_yet and behind):
                     self._expect(response, 200)
                     content = bytearray(self._length(response, MAX_MANIFEST_BYTES))
                     self._fill(self._body(response, len(content)), memoryview(content))
                     break
                 response.read()
-            if time.monotonic() > deadline:
+            if time.monotonic() - began > PREPARE_S:
                 raise SourceFailed(f"has prepared the version for more than {PREPARE_S:g} s")
             if self._cancelled.wait(POLL_S):
                 raise Cancelled
@@ -99,6 +116,24 @@ class Source:
             return parse_manifest(bytes(content), self.url)
         except WeightsError as error:
             raise WrongBytes(str(error)) from None
+
+    def pace(self, manifest: Manifest) -> tuple[int, float]:
+        """Return the bytes of a version or delta that this source has, and the bytes per second that it got itself.
+
+        Returns:
+            Zeros, if it does not say.
+
+        Raises:
+            SourceFailed: the source cannot be used now.
+        """
+        path = f"/v1/{manifest.epoch}/{manifest.version}/held{_query(manifest.base)}"
+        with self._request_once(path, {}) as response:
+            content = response.read(MAX_PAGE_BYTES)
+        try:
+            told = json.loads(content)
+            return int(told["bytes"]), float(told["come"]) / max(1e-3, float(told["seconds"]))
+        except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+            return 0, 0.0
 
     def read(
         self, manifest: Manifest, span: list[FileChunk], given_up: Callable[[], bool] = lambda: False
@@ -108,7 +143,7 @@ class Source:
         Args:
             manifest: manifest of the version or delta.
             span: chunks without gaps between them.
-            given_up: returns whether nobody wants them any more; asked while the source is busy.
+            given_up: returns whether nobody wants them any more; asked while nothing comes.
 
         Raises:
             SourceFailed: the source cannot be used now.
@@ -126,7 +161,7 @@ class Source:
             body = self._body(response, last - first)
             for chunk in span:
                 content = buffer[: chunk.nbytes]
-                self._fill(body, content, deadline)
+                self._fill(body, content, deadline, given_up)
                 if not chunk.holds(content):
                     raise WrongBytes(f"bytes {chunk.offset} and on do not match their hash")
                 yield chunk, content
@@ -204,12 +239,20 @@ class Source:
         assert self._connection is not None
         return self._connection.sock
 
-    def _fill(self, body: "_Body", view: memoryview, deadline: float = 0.0) -> None:
+    def _fill(
+        self,
+        body: "_Body",
+        view: memoryview,
+        deadline: float = 0.0,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
         deadline = deadline or time.monotonic() + STALL_S + len(view) / SLOWEST_BYTES_PER_S
         done = 0
         while done < len(view):
             if self._cancelled.is_set():
                 raise Cancelled
+            if given_up():
+                raise SourceFailed("was given up by another connection")
             if time.monotonic() > deadline:
                 raise SourceFailed(f"is slower than {SLOWEST_BYTES_PER_S} bytes/s")
             got = body.readinto(view[done:])
@@ -305,7 +348,56 @@ PAUSE_S = 0.2
 BLOCK_BYTES = 512
 """Unit of ``st_blocks``, in which the system counts the memory of a file."""
 
+SLOW_LOOK_S = 3.0
+"""Time between two looks at the pace of a source."""
+SLOW_SHARE = 0.25
+"""A source is slow if it passes bytes on at less than this share of the pace at which it got them itself."""
+
 Connect = Callable[[], Source]
+
+
+class Patience:
+    """Judges whether a source is too slow, where others may be asked.
+
+    A relay that waits for its own source is not slow: only one that has much more than it has sent is.
+
+    Args:
+        pace: returns the bytes that the source has, and its own bytes per second; zeros if it does not say.
+        now: monotonic seconds.
+
+    Example:
+        >>> slow = Patience(lambda: (1_000, 100.0), now=0.0)
+        >>> slow.complaint(0, 8, now=1.0), slow.complaint(30, 8, now=4.0)
+        ('', '')
+        >>> slow.complaint(60, 8, now=8.0)
+        'sends 7.5e-06 MB/s of what it got at 0.0001 MB/s'
+        >>> waits = Patience(lambda: (66, 100.0), now=0.0)
+        >>> waits.complaint(30, 8, now=4.0), waits.complaint(60, 8, now=8.0)
+        ('', '')
+    """
+
+    def __init__(self, pace: Callable[[], tuple[int, float]], now: float) -> None:
+        self._pace, self._looked, self._had = pace, now, -1
+
+    def complaint(self, nbytes: int, ahead: int, now: float) -> str:
+        """Return what is wrong with the pace of the source, or "".
+
+        Args:
+            nbytes: bytes that are here.
+            ahead: bytes that may be under way.
+            now: monotonic seconds.
+        """
+        seconds = now - self._looked
+        if seconds < SLOW_LOOK_S:
+            return ""
+        before, self._had, self._looked = self._had, nbytes, now
+        if before < 0:
+            return ""
+        has, theirs = self._pace()
+        ours = (nbytes - before) / seconds
+        if has - nbytes <= ahead or ours >= SLOW_SHARE * theirs:
+            return ""
+        return f"sends {ours / 1e6:.2g} MB/s of what it got at {theirs / 1e6:.2g} MB/s"
 
 
 def fetch(
@@ -314,6 +406,9 @@ def fetch(
     path: Path,
     cancelled: threading.Event,
     also: Iterable[tuple[Path, Manifest]] = (),
+    *,
+    begun: Callable[[], None] = lambda: None,
+    behind: int = 0,
 ) -> int:
     """Fetch the data file or delta of a manifest into ``path``. Keep the valid chunks that the file holds.
 
@@ -324,6 +419,8 @@ def fetch(
         cancelled: set when this process ends.
         also: data files and manifests of other versions. Chunks with an equal hash at an equal place, for
             example of frozen parameters, are copied from them.
+        begun: called when the map of the chunks lies beside the file, see `protocol.weights.partial`.
+        behind: sources that could be asked instead. Without any, a slow source is better than none.
 
     Returns:
         Bytes that had to be transferred.
@@ -333,31 +430,36 @@ def fetch(
         NoRoom: this host has no memory for the file.
         Cancelled: this process ends.
     """
-    begun = path.exists()
+    before = path.exists()
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         reserve(file, manifest.transfer_bytes, path)
         wanted = chunks(manifest)
-        if begun:
+        count = len(wanted)
+        if before:
             wanted = missing(file, wanted)
         for other, told in also if wanted else ():
             wanted = _copy_from(other, told, file, wanted)
         total = sum(chunk.nbytes for chunk in wanted)
+        held = HeldChunks.begin(path, count, [chunk.offset // manifest.chunk_bytes for chunk in wanted])
+        begun()
         breaks = 0
+        patience = _patience(connect, manifest) if behind else None
         while wanted:
             arrived: set[int] = set()
             try:
-                _transfer(connect, manifest, file, wanted, arrived, cancelled)
-            except WrongBytes:
+                _transfer(connect, manifest, file, wanted, arrived, cancelled, held, patience)
+            except (WrongBytes, _TooSlow):
                 raise
             except SourceFailed as error:
                 breaks = 0 if arrived else breaks + 1
-                if breaks == BREAKS:
+                if breaks >= BREAKS + behind:
                     raise
                 log.info("%s; going on, %d of %d chunks have come", error, len(arrived), len(wanted))
                 if cancelled.wait(PAUSE_S):
                     raise Cancelled from None
             wanted = [chunk for chunk in wanted if chunk.offset not in arrived]
+        held.end(path)
         return total
     except OSError as error:
         if error.errno != errno.ENOSPC:
@@ -404,6 +506,25 @@ def _copy_from(other: Path, told: Manifest, file: int, wanted: list[FileChunk]) 
     return wanted
 
 
+class _TooSlow(SourceFailed):
+    """A source passes bytes on much more slowly than it got them, and others may be asked."""
+
+
+def _patience(connect: Connect, manifest: Manifest) -> Patience:
+    """Return the judge of a source's pace, which asks it over a connection of its own."""
+
+    def pace() -> tuple[int, float]:
+        source = connect()
+        try:
+            return source.pace(manifest)
+        except SourceFailed:
+            return 0, 0.0
+        finally:
+            source.close()
+
+    return Patience(pace, time.monotonic())
+
+
 def _transfer(
     connect: Connect,
     manifest: Manifest,
@@ -411,10 +532,12 @@ def _transfer(
     wanted: list[FileChunk],
     arrived: set[int],
     cancelled: threading.Event,
+    held: HeldChunks,
+    patience: Patience | None,
 ) -> None:
     """Fetch all wanted chunks over a few connections, and add the offsets of verified chunks to ``arrived``.
 
-    The first error ends all connections.
+    The first error ends all connections, and so does a source that is too slow.
     """
     # Invariant: each span of chunks belongs to one thread, so no two threads write to the same place. The
     # threads only add to `arrived`, and the caller reads it after they have ended.
@@ -426,12 +549,20 @@ def _transfer(
     connections = min(CONNECTIONS, max(1, work.qsize()))
     with ThreadPoolExecutor(connections) as pool:
         runs = [
-            pool.submit(_fetch_spans, connect, manifest, file, work, arrived, failed)
+            pool.submit(_fetch_spans, connect, manifest, file, work, arrived, failed, held)
             for _ in range(connections)
         ]
+        slow, step = "", manifest.chunk_bytes
+        while patience is not None and not slow and wait(runs, timeout=SLOW_LOOK_S / 3).not_done:
+            under_way = 2 * CONNECTIONS * SPAN_CHUNKS * step
+            slow = patience.complaint(held.number * step, under_way, time.monotonic())
+        if slow:
+            failed.set()
     errors = [error for done in runs if (error := done.exception(timeout=0)) is not None]
     if cancelled.is_set():
         raise Cancelled
+    if slow and len(arrived) < len(wanted):
+        raise _TooSlow(slow)
     for error in sorted(errors, key=lambda error: not isinstance(error, WrongBytes)):
         raise error
 
@@ -443,6 +574,7 @@ def _fetch_spans(
     work: "queue.SimpleQueue[list[FileChunk]]",
     arrived: set[int],
     failed: threading.Event,
+    held: HeldChunks,
 ) -> None:
     """Fetch one span of chunks after the other over a connection, until none is left or a connection has failed."""
     source = connect()
@@ -453,6 +585,7 @@ def _fetch_spans(
                 if os.pwrite(file, content, chunk.offset) != chunk.nbytes:
                     raise WeightsError(f"chunk at {chunk.offset} could not be written whole")
                 arrived.add(chunk.offset)
+                held.arrived(chunk.offset // manifest.chunk_bytes)
                 if failed.is_set():
                     return
     except queue.Empty:

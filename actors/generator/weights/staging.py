@@ -51,6 +51,8 @@ class Announced:
     manifest: str = ""
     sources: tuple[str, ...] = field(default=(), compare=False)
     root: str = field(default="", compare=False)
+    ordered: bool = field(default=False, compare=False)
+    """Whether the sources are to be asked in their order."""
 
 
 SHARE = 0.25
@@ -297,6 +299,11 @@ class Stage:
     def discard(self, data: Path) -> None:
         data.unlink(missing_ok=True)
 
+    @property
+    def complaints(self) -> dict[str, bool]:
+        """Sources that failed, by URL, and whether each lied; see `Cache.complaints`."""
+        return self._cache.complaints if self._cache is not None else {}
+
     def close(self) -> None:
         if self._cache is not None:
             self._cache.close()
@@ -315,7 +322,13 @@ class Stage:
         if not announced.sources or self._cache is None or _is_of_this_host(source):
             return source, False
         began, before = time.monotonic(), self._cache.fetched_bytes
-        found = self._cache.obtain(announced.epoch, announced.version, announced.sources, root=announced.root)
+        found = self._cache.obtain(
+            announced.epoch,
+            announced.version,
+            announced.sources,
+            root=announced.root,
+            ordered=announced.ordered,
+        )
         self._pace.fetched(self._cache.fetched_bytes - before, time.monotonic() - began)
         return found, True
 

@@ -9,7 +9,7 @@ from broker.core.dispatch import Dispatcher
 from broker.service import Encoder
 from broker.status import status
 from protocol.messages.fields import MAX_SOURCES
-from protocol.messages.peers import Generators, Goodbye, Heartbeat, Hello, PublishWeights, WeightsReady
+from protocol.messages.peers import Generators, Goodbye, Heartbeat, Hello, PublishWeights
 from tests.broker_driver import config
 
 ENDPOINT = "tcp://10.20.{}.{}:45001"
@@ -37,6 +37,7 @@ class Fleet:
                     incarnation=1,
                     endpoint=ENDPOINT.format(*place),
                     weights_url=f"http://10.20.{place[0]}.{place[1]}:5757",
+                    passes_on=True,
                 ),
             )
         self.tick(3.0)
@@ -66,7 +67,8 @@ class Fleet:
     def publish(self, version):
         """Publish a version, which all generators report a moment later. Return the seconds of CPU."""
         before = time.process_time()
-        self.say("learner", PublishWeights(epoch=1, version=version, manifest=f"/dev/shm/v{version}"))
+        message = PublishWeights(epoch=1, version=version, manifest=f"/dev/shm/v{version}", url="http://h")
+        self.say("learner", message)
         for name in self.generators:
             self.say(name, Heartbeat(policy_version=version))
         self._leave(self.dispatcher.tick(self.now))
@@ -140,24 +142,6 @@ def instructions(call):
     finally:
         sys.settrace(before)
     return count
-
-
-def test_an_announcement_names_those_that_serve_the_version():
-    fleet = Fleet(generators=100)
-    fleet.publish(7)
-    fleet.reset()
-    fleet.now += 5.1
-    fleet.say("generator-host3-0", Heartbeat(policy_version=6))
-    ((_, ready),) = [(peer, m) for peer, m in fleet.sent if isinstance(m, WeightsReady)]
-    assert len(ready.sources) == len(set(ready.sources)) == MAX_SOURCES - 1
-    assert "http://10.20.0.3:5757" not in ready.sources
-    for i in range(100):
-        if i != 50:
-            fleet.say(f"generator-host{i}-0", Goodbye())
-    fleet.reset()
-    fleet.say("late", Hello(role="generator", peer="late", incarnation=1, endpoint="tcp://10.0.0.1:1"))
-    ((_, ready),) = [(peer, m) for peer, m in fleet.sent if isinstance(m, WeightsReady)]
-    assert ready.sources == ["http://10.20.0.50:5757"]
 
 
 def test_two_thousand_actors_and_generators_have_64_connections_each_and_an_event_reaches_few():

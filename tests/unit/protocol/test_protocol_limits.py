@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from broker.core import relays
 from broker.core.tasks import MAX_TASK_BYTES
 from protocol import messages
 from protocol.codec import MAX_HEADER_BYTES, MAX_QUOTED, PRELUDE, decode, encode, unpack_arrays
@@ -125,14 +126,17 @@ def test_generators_with_the_longest_names_do_not_keep_the_list_from_actors():
     assert len(encode(driver.actor("another")[1])[1]) <= MAX_HEADER_BYTES
 
 
-def test_a_generator_is_told_a_bounded_number_of_sources_the_learners_among_them():
+def test_a_generator_is_told_a_bounded_number_of_sources_the_learners_among_them(monkeypatch):
+    # With one child each, the hosts are a chain.
+    monkeypatch.setattr(relays.RelayTree.__init__, "__defaults__", (1,))
     driver = Driver()
     driver.learner()
     for n in range(100):
-        driver.hello("generator", f"generator-{n}", weights_url=f"http://{n:0500d}")
+        name = f"generator-{n}"
+        driver.hello("generator", name, host=name, weights_url=f"http://{n:0500d}", passes_on=True)
     url = "http://learner:1"
     driver.say("learner", PublishWeights(epoch=1, version=0, manifest="m", url=url))
-    (ready,) = driver.got("generator-0", WeightsReady)
+    (ready,) = driver.got("generator-99", WeightsReady)
     assert len(ready.sources) == MAX_SOURCES
     assert ready.sources[-1] == url
     assert decode(encode(ready))[0] == ready
