@@ -23,11 +23,11 @@ import sys
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, takewhile
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,7 @@ from actors.play_steps import with_note
 from actors.render import Renderer
 from envs.base import ChatMessage, Suite
 from envs.registry import fingerprint, make_suite
+from launch.conversations import demonstrations, example, opening_of
 from launch.errors import ConfigError, LaunchError
 from launch.run_file.sections import ModelSection, RunConfig, TinyModel, WarmStartSection
 from learner.families.lessons import SolvedTask, lessons
@@ -169,11 +170,11 @@ def template_words(questions: Sequence[str]) -> list[str]:
     return sorted(words, key=lambda w: (-len(w), w))
 
 
-def common_opening(questions: Sequence[str]) -> str:
+def commonopening_of(questions: Sequence[str]) -> str:
     """Return the text that all questions begin with, without a word that is cut off at its end.
 
     Example:
-        >>> common_opening(["Spell it: cat", "Spell it: cow"])
+        >>> commonopening_of(["Spell it: cat", "Spell it: cow"])
         'Spell it: '
     """
     # All other questions sort between these two, so they share the beginning of these two.
@@ -192,7 +193,7 @@ def make_tokenizer(questions: Sequence[str], notes: Sequence[str] = ()) -> Token
         questions: prompts of the environment.
         notes: further texts, each word of which is a token.
     """
-    opening = common_opening(questions)
+    opening = commonopening_of(questions)
     words = template_words([question[len(opening) :] for question in questions])
     words = sorted(
         {*words, *(word for note in notes for word in template_words([note]))}, key=lambda w: (-len(w), w)
@@ -423,7 +424,9 @@ def _solutions(config: RunConfig, settings: WarmStartSection) -> tuple[list[list
 
     talks: dict[int, list[ChatMessage]] = {}
     try:
-        talks = demonstrations(suite, settings.demonstrations)
+        talks = demonstrations(
+            suite, settings.demonstrations, "[model.tiny.warm_start] needs solutions", "set model.path"
+        )
     finally:
         taught = asyncio.run(play())
     return list(talks.values()), taught
@@ -443,11 +446,11 @@ async def taught_by(
     taught: list[Taught] = []
     for lesson in lessons(family, solved, rng):
         talk = talks[indices[lesson.task]]
-        opening = with_note(talk[: _opening(talk)], lesson.note)
+        opening = with_note(talk[: opening_of(talk)], lesson.note)
         if lesson.answer is not None:
             taught.append(([*opening, {"role": "assistant", "content": lesson.answer}], frozenset()))
         elif lesson.mistake is None:
-            taught.append(([*opening, *talk[_opening(talk) :]], frozenset()))
+            taught.append(([*opening, *talk[opening_of(talk) :]], frozenset()))
         else:
             place, wrong = lesson.mistake
             actions = list(solved[lesson.task].actions)
@@ -477,9 +480,9 @@ async def _played(suite: Suite, index: int, actions: Sequence[str]) -> list[Chat
 
 
 def _solved(talk: Sequence[ChatMessage]) -> SolvedTask:
-    said = talk[_opening(talk) :]
+    said = talk[opening_of(talk) :]
     return SolvedTask(
-        talk[_opening(talk) - 1]["content"],
+        talk[opening_of(talk) - 1]["content"],
         [message["content"] for message in said if message["role"] == "assistant"],
         [message["content"] for message in said if message["role"] != "assistant"],
     )
@@ -489,58 +492,6 @@ def words_of_notes(family: FamilyConfig | None) -> list[str]:
     """Return the words around the texts in the notes of a family."""
     notes = (getattr(family, name, "") for name in ("note", "reflection"))
     return [_PLACE.sub("", note) for note in notes if note]
-
-
-def demonstrations(suite: Suite, count: int) -> dict[int, list[ChatMessage]]:
-    """Return the solutions of the first ``count`` training tasks by their numbers, each solution once.
-
-    A suite may answer one question in many ways, for example with random walks. All of them are kept.
-
-    Raises:
-        ConfigError: the suite gives no solutions.
-    """
-    talks: dict[tuple[str, ...], tuple[int, list[ChatMessage]]] = {}
-    for index in range(count):
-        try:
-            talk = suite.demonstration(index, "train")
-        except LookupError as error:
-            raise ConfigError(
-                f"[model.tiny.warm_start] needs solutions, but: {error}; set model.path"
-            ) from None
-        talks[tuple(message["content"] for message in talk)] = index, talk
-    return dict(talks.values())
-
-
-def example(
-    renderer: Renderer, talk: Sequence[ChatMessage], unlearnt: Collection[int] = ()
-) -> tuple[list[int], list[bool]]:
-    """Return a conversation's token ids, and for each whether the assistant wrote it (end tokens included).
-
-    The ids are built as an actor builds a trajectory: the prompt, then actions and observations in turn.
-
-    Args:
-        unlearnt: places of messages of the assistant that are not to be learnt.
-    """
-    opening = _opening(talk)
-    ids = renderer.prompt(talk[:opening])
-    learnt = [False] * len(ids)
-    numbered = enumerate(talk[opening:], start=opening)
-    for by_assistant, turn in groupby(numbered, key=lambda pair: pair[1]["role"] == "assistant"):
-        if by_assistant:
-            for place, message in turn:
-                added = [*renderer.encode(message["content"]), renderer.eos_ids[0]]
-                ids += added
-                learnt += [place not in unlearnt] * len(added)
-        else:
-            added = renderer.observation([message for _, message in turn], ids)
-            ids += added
-            learnt += [False] * len(added)
-    return ids, learnt
-
-
-def _opening(talk: Sequence[ChatMessage]) -> int:
-    """Return the number of messages before the first answer."""
-    return next(i for i, message in enumerate(talk) if message["role"] == "assistant")
 
 
 def download(name: str, files: list[str] | None = None) -> Path:

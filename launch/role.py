@@ -127,6 +127,7 @@ def learner(
     from_step: int | None = None,
     connect: Callable[..., BlockingLink] = ThreadLink,
 ) -> None:
+    from launch.conversations import given_of
     from launch.model import with_teacher
     from launch.servers import weights_url
     from learner.evaluations import run_evaluation
@@ -147,10 +148,11 @@ def learner(
             no_capacity_s=config.no_capacity_s,
         )
         return
+    model = _model(config)
     run_learner(
         with_teacher(config).model_copy(update={"max_policy_lag": config.max_policy_lag}),
         broker=config.broker.endpoint,
-        model=_model(config),
+        model=model,
         env_name=config.env.name,
         run=folder.name,
         run_dir=folder,
@@ -167,6 +169,7 @@ def learner(
             folder.name, folder, config.run.project, shown_config(config.model_dump(mode="json"))
         ),
         no_capacity_s=config.no_capacity_s,
+        given=given_of(config, model),
         evaluates_beside=config.generator.evaluators > 0 and config.run.mode == "async",
         # The float type of a server run by others is not known here.
         connect=connect,

@@ -159,6 +159,11 @@ class TokenAdvantages:
             value_target=np.zeros(len(advantage)),
         )
 
+    def with_none_behind(self, tokens: int) -> "TokenAdvantages":
+        """Return them with so many further tokens behind, from which neither policy nor critic learns."""
+        parts = (np.concatenate([part, np.zeros(tokens, part.dtype)]) for part in vars(self).values())
+        return TokenAdvantages(*parts)
+
 
 @dataclass(frozen=True, eq=False)
 class Estimates:

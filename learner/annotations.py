@@ -41,8 +41,9 @@ def rows_of(
     batch, starts = numbers.batch, numbers.batch.starts
     shown = np.concatenate([t.action_mask for t in trajectories])
     for t, start in zip(trajectories, starts.tolist(), strict=False):
-        if t.window_start:
-            shown[start : start + t.window_start] = False
+        # What somebody else wrote has no version, no behaviour policy, and no place in the journal.
+        hidden = len(t) if t.origin == "given" else t.window_start
+        shown[start : start + hidden] = False
     place = np.flatnonzero(shown)
     rows = np.zeros(len(place), row_type(floats))
     rows["bits"] = _bits(trajectories, numbers)[place]

@@ -317,6 +317,14 @@ UPDATE = table(
         LEARNER_STEP["learner/stale_token_fraction"],
         Gauge("learner/trained_tokens", "tokens", "action tokens that carried gradient in the step"),
         Gauge("learner/replayed_tokens", "tokens", "tokens of the step that had been trained before"),
+        Gauge(
+            "learner/given_tokens", "tokens", "tokens of the step that somebody else wrote (`learner.given`)"
+        ),
+        Gauge(
+            "learner/given_loss_nats",
+            "nats",
+            "mean negative log-probability of these tokens before the step",
+        ),
         Gauge("learner/padding_fraction", "share", "share of computed positions that were padding"),
         Gauge(
             "learner/shared_fraction",

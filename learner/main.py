@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from learner.annotations import AnnotationLog
 from learner.checkpoint_files import step_back
 from learner.curriculum import Curriculum
+from learner.given import Conversation, given_conversations
 from learner.intake.session import BrokerSession
 from learner.intake.waiting_families import waiting_families
 from learner.metrics import Report
@@ -57,6 +58,7 @@ def run_learner(
     trackers: Sequence[TrackerName] = ("tensorboard",),
     tracked: TrackedRun | None = None,
     evaluates_beside: bool = False,
+    given: Sequence[Conversation] = (),
     connect: Callable[..., BlockingLink] = ThreadLink,
 ) -> None:
     """Train until done, then write ``run_dir/result.json``. Blocks; SIGTERM ends it with a checkpoint.
@@ -70,6 +72,7 @@ def run_learner(
         generator_dtype: float type in which generators compute, for the comparison of their log-probabilities.
         trackers: names of the trackers that get the report, see `learner.trackers`.
         evaluates_beside: whether generators that only evaluate answer evaluation tasks while training goes on.
+        given: conversations of ``config.given``.
         tracked: how they show the run; None: by the name of its folder, without settings.
         connect: makes the connection to the broker.
 
@@ -106,6 +109,7 @@ def run_learner(
     training = wire(config, run_dir, engine, session, publisher, gpu, report, seed=seed)
     sampled = "bfloat16" if config.publish_dtype == "bfloat16" else generator_dtype
     training.evaluations.beside = session if evaluates_beside else None
+    training.trainer.given = given_conversations(config, given, seed=seed)
     training.trainer.sampler_limit = limit_of(config.sampler_gap, config.dtype_used, sampled)
     progress.run = training
     train(training, publisher, begin)
@@ -221,6 +225,7 @@ def write_result(run: TrainingRun, then: RunEnd) -> None:
         "evaluations": run.evaluations.records,
         "tokens_trained": totals.trained_tokens,
         "tokens_replayed": totals.replayed_tokens,
+        "tokens_given": totals.given_tokens,
         "tokens_generated": run.tokens_generated,
         "trajectories_trained": totals.trained_trajectories,
         "trajectories_by_outcome": intake.counts.trajectories,

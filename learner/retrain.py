@@ -8,6 +8,7 @@ from learner.curriculum import Curriculum
 from learner.errors import CannotRetrain
 from learner.families.notes import AnswerText
 from learner.families.reactions import joined
+from learner.given import Conversation, given_conversations
 from learner.intake.intake import Intake
 from learner.intake.waiting_families import decoder_of_judgements
 from learner.metrics import Report
@@ -131,6 +132,7 @@ def retrain(
     out: Path,
     segment_tokens: int | None = None,
     tokens: TokenSink | None = None,
+    given: Sequence[Conversation] = (),
 ) -> int:
     """Train a model on recorded steps and return their number.
 
@@ -145,6 +147,7 @@ def retrain(
         out: folder for the trained model, as a Hugging Face folder, and for metrics, as in a run folder.
         segment_tokens: most tokens of a segment in the recorded run; see `TrainingEngine`.
         tokens: gets what the learner made of each token; None: nobody wants it.
+        given: conversations of ``config.given``.
 
     Raises:
         CannotRetrain: a step is missing, or a unit of its batch cannot be trained.
@@ -166,6 +169,7 @@ def retrain(
         Unpublished(),
         report,
         replay=replay_table(settings),
+        given=given_conversations(settings, given, seed=seed),
         seed=seed,
         annotations=tokens,
     )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from learner.algorithms.replay import self_imitation_weight
 from learner.errors import Diverged
+from learner.given import GivenConversations
 from learner.idle_parts import IdleParts, named_parts
 from learner.intake.intake import Intake
 from learner.metrics import Report, return_histograms, rollout_metrics
@@ -42,6 +43,8 @@ class Totals:
 
     trained_tokens: int = 0
     replayed_tokens: int = 0
+    given_tokens: int = 0
+    """Tokens that somebody else wrote, and that the policy imitated."""
     trained_trajectories: int = 0
     step_seconds: float = 0.0
     """Wall time of learner steps, waiting and checkpoints included, evaluations excluded."""
@@ -55,6 +58,7 @@ class Totals:
     def add(self, report: UpdateReport, trajectories: int) -> None:
         self.trained_tokens += int(report.metrics["learner/trained_tokens"]) - report.replayed_tokens
         self.replayed_tokens += report.replayed_tokens
+        self.given_tokens += report.given_tokens
         self.trained_trajectories += trajectories
         lags, counts = np.unique(report.histograms["policy_lag_versions"], return_counts=True)
         for lag, count in zip(lags.astype(int).tolist(), counts.tolist(), strict=True):
@@ -135,6 +139,8 @@ class Trainer:
     publisher: Versions
     report: Report
     replay: ReplayTable[Any] | None = None
+    given: GivenConversations | None = None
+    """Conversations that somebody else wrote, a part of each batch; None: there are none."""
     samples: SampleLog | None = None
     """Writes what the model wrote; None: nobody wants to see it, because it was seen before."""
     annotations: TokenSink | None = None
@@ -211,8 +217,10 @@ class Trainer:
         )
 
     def batch(self, units: Sequence[Unit]) -> list[Trajectory]:
-        """Return the trajectories to train on: those of the units, and replayed ones."""
+        """Return the trajectories to train on: those of the units, and replayed or given ones."""
         fresh = [t for unit in units for t in unit.trajectories]
+        if self.given is not None:
+            return fresh + self.given.of_step(self.step)
         if self.replay is None:
             return fresh
         weight = self_imitation_weight(self.step, warmup_steps=self.replay.config.warmup_steps)
@@ -353,7 +361,8 @@ class Trainer:
         self.note_missing_routes(report)
         self.note_idle_parts(scalars)
         if self.samples is not None:
-            self.samples.step(self.step, updated, trained, arrived, report.advantages)
+            own = [t for t in trained if t.origin == "own"]
+            self.samples.step(self.step, updated, own, arrived, report.advantages)
         untrained = intake.counts.take_newest()
         if self.annotations is not None and report.tokens is not None:
             self.annotations.step(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,6 +134,10 @@ def _check(turns: Sequence[Turn], tokens: int) -> None:
         raise BrokenTrajectory(f"the turns end at token {at}, the trajectory at {tokens}")
 
 
+Origin = Literal["own", "given"]
+"""Who wrote a trajectory: a version of the policy that is trained, or somebody else, see `learner.given`."""
+
+
 class RouteLayers(NamedTuple):
     """The layers of the learner's model that choose experts."""
 
@@ -178,6 +182,7 @@ class Trajectory:
     """Why the episode failed, if the actor says it."""
     window_start: int = 0
     """First token of the present window; tokens before it are context and were trained in earlier windows."""
+    origin: Origin = "own"
     replayed: bool = False
     """True if the trajectory comes from the replay table."""
     behind_other_prompt: bool = False

@@ -246,7 +246,7 @@ class AgentSuite:
         )
         self._score = load_callable(score, "score", loaded) if score else None
         self._correct, self._solved_at, self._seed = correct, float(solved_at), seed
-        self._rows = _split(read_rows(train, "train"), heldout)
+        self._rows = _split(read_rows(train, "params.train"), heldout)
         self._endpoint, self._port = Endpoint(place), place.port
 
     @staticmethod
@@ -355,7 +355,7 @@ def _split(rows: list[DataRow], heldout: str | float) -> dict[Split, list[DataRo
         EnvError: the share is no share, the file cannot be read, or no row is left to train on.
     """
     if isinstance(heldout, str):
-        others = read_rows(heldout, "heldout")
+        others = read_rows(heldout, "params.heldout")
         known = {key_of(row.values) for row in others}
         own = [row for row in rows if key_of(row.values) not in known]
     else:

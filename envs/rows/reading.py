@@ -51,7 +51,7 @@ def read_rows(name: str, param: str) -> list[DataRow]:
 
     Args:
         name: path that ends in .jsonl, .jsonl.gz, .json, .csv or .parquet, or the name of a data set on the hub.
-        param: parameter that names it, for errors.
+        param: setting that names it, for errors.
 
     Raises:
         EnvError: there is no such file, it has no rows, or a line is not a row; the text has file and line.
@@ -62,7 +62,7 @@ def read_rows(name: str, param: str) -> list[DataRow]:
         hub = HUB_NAME.fullmatch(name)
         if hub is None or path.exists():
             raise EnvError(
-                f"params.{param} = {name!r}: rows are in a file that ends in {', '.join(READERS)}, or in a data set "
+                f"{param} = {name!r}: rows are in a file that ends in {', '.join(READERS)}, or in a data set "
                 "of the hub, such as openai/gsm8k:main:train"
             )
         rows = list(_hub(name, hub[1], hub[2], hub[3]))
@@ -70,7 +70,7 @@ def read_rows(name: str, param: str) -> list[DataRow]:
         if not path.is_file():
             siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
             raise EnvError(
-                f"params.{param}: no file {name}, neither from the working folder nor beside the run file"
+                f"{param}: no file {name}, neither from the working folder nor beside the run file"
                 f"{nearest(path.name, siblings)}"
             )
         try:
@@ -80,7 +80,7 @@ def read_rows(name: str, param: str) -> list[DataRow]:
         except OSError as error:
             raise EnvError(f"{shown(name)}: cannot be read ({error.strerror})") from None
     if not rows:
-        raise EnvError(f"params.{param}: {name} has no rows")
+        raise EnvError(f"{param}: {name} has no rows")
     return rows
 
 

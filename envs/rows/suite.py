@@ -107,7 +107,7 @@ class RowsSuite:
     ) -> None:
         _check_texts(train=train, prompt=prompt, system=system, correct=correct, hint=hint)
         _check_numbers(solved_at, seed, processes)
-        rows = read_rows(train, "train")
+        rows = read_rows(train, "params.train")
         columns = columns_of(rows)
         self.columns: dict[Split, list[str]] = {"train": columns}
         """Columns of the data set of each split; "heldout" is there if it is a data set of its own."""
@@ -165,7 +165,7 @@ class RowsSuite:
     ) -> dict[Split, list[DataRow]]:
         """Return the rows of both splits. Every prompt is made once, so that a bad row is found at the start."""
         if isinstance(heldout, str):
-            others = read_rows(heldout, "heldout")
+            others = read_rows(heldout, "params.heldout")
             columns = self.columns["heldout"] = columns_of(others)
             maker = PromptMaker(prompt, system, columns, shown_name(heldout))
             known = {key_of(maker.raw(row)) for row in others}

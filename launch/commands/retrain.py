@@ -287,20 +287,23 @@ def train(
     Raises:
         ConfigError: the steps cannot be trained again.
     """
+    from launch.conversations import given_of
     from launch.model import prepare, with_teacher
     from learner.errors import CannotRetrain, FormulaError
     from learner.retrain import retrain as train_recorded
 
     settings = with_teacher(config).model_copy(update={"max_policy_lag": config.max_policy_lag})
+    model = prepare(config)
     try:
         train_recorded(
             settings,
-            model=str(prepare(config)),
+            model=str(model),
             seed=config.run.seed,
             steps=steps,
             out=out,
             segment_tokens=config.actor.segment_tokens,
             tokens=tokens,
+            given=given_of(config, model),
         )
     except (CannotRetrain, FormulaError) as error:
         raise ConfigError(str(error)) from None

@@ -19,6 +19,7 @@ from actors.render import Renderer
 from envs.base import Split, SuiteFacts
 from envs.errors import EnvError
 from envs.registry import content_hash, make_suite
+from launch.conversations import readable
 from launch.errors import ConfigError
 from launch.model import KNOWN_MODELS, SMALL_FILES, existing, is_gguf, kept_model, tiny_teacher
 from launch.preflight.environment import (
@@ -279,6 +280,8 @@ def examine(config: RunConfig) -> Examined:
         *shared_ports(config, facts),
     ]:
         raise ConfigError("\n".join(problems))
+    if renderer is not None and config.learner.given is not None:
+        remarks = [*remarks, *readable(config, renderer)[1]]
     remarks = [*remarks, *rewards_not_seen(config, facts, seen), *try_adapters(config, folder)]
     fitting, few = fitted(config, facts)
     content = content_hash(config.env.name, config.env.params)

@@ -15,7 +15,7 @@ import recipes
 from actors.config import GeneratorConfig
 from envs.errors import EnvError
 from envs.registry import beside
-from envs.user_code import absolute_beside_run_file, code_beside_run_file
+from envs.user_code import absolute_beside_run_file, beside_run_file, code_beside_run_file
 from launch.errors import ConfigError
 from launch.run_file.rules import contradictions
 from launch.run_file.sections import RunConfig
@@ -304,6 +304,9 @@ def with_files(config: RunConfig, folder: Path) -> RunConfig:
             update={"kind": code_beside_run_file(own.kind, folder, absolute_beside_run_file)}
         ),
     )
+    if learner.given is not None and learner.given.file:
+        file = beside_run_file(learner.given.file, folder)
+        learner = learner.model_copy(update={"given": learner.given.model_copy(update={"file": file})})
     env = config.env.model_copy(update={"name": name, "params": params})
     return config.model_copy(update={"env": env, "learner": learner})
 

@@ -296,7 +296,8 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
             max(0.0, min(elapsed_s / done * (steps - step), config.run.max_minutes * 60 - elapsed_s))
         )
         left = f" | {seconds // 60}:{seconds % 60:02d} left"
-    right = m.get(MEAN + "rollout/correct_share")
+    right, reward = m.get(MEAN + "rollout/correct_share"), m.get(MEAN + "rollout/return_mean")
+    given = m.get("learner/given_loss_nats")
     speed = (
         f" | {m.get('generator/tokens_per_second', 0):.0f} tok/s sampled, "
         f"{m.get('learner/trained_tokens_per_second', 0):.0f} trained | "
@@ -310,8 +311,10 @@ def progress_line(m: dict[str, Any], config: RunConfig, elapsed_s: float) -> str
         speed = " | evaluation"
     return (
         f"step {step}/{steps} v{m['learner/policy_version']:.0f} | "
-        f"reward {m.get(MEAN + 'rollout/return_mean', float('nan')):.3f}"
-        f"{'' if right is None else f' right {right:.2f}'} | "
+        f"{'' if reward is None else f'reward {reward:.3f}'}"
+        f"{'' if right is None else f' right {right:.2f}'}"
+        f"{'' if reward is None and right is None else ' | '}"
+        f"{'' if given is None else f'given {given:.3f} nats | '}"
         f"{evaluated}{' | ' if evaluated else ''}"
         f"lag {m.get('learner/policy_lag_mean_versions', 0):.1f} "
         f"(max {m.get('learner/policy_lag_max_versions', 0):.0f}){speed}"

@@ -178,6 +178,7 @@ COUNTS = (
     "tokens_generated",
     "tokens_trained",
     "tokens_replayed",
+    "tokens_given",
     "trajectories_trained",
     "trajectories_by_outcome",
     "tokens_by_outcome",

@@ -8,6 +8,7 @@ from pydantic import Field
 from learner.settings.advantages import RewardConfig, judges_groups
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.families import FamilyConfig
+from learner.settings.given import GivenConfig
 from learner.settings.selection import SelectionConfig, SequentialSelection
 from protocol.messages.fields import MAX_NAME, MAX_STOPS
 from protocol.section import Section
@@ -301,6 +302,7 @@ class LearnerConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     family: FamilyConfig | None = None
     replay: ReplayConfig | None = None
+    given: GivenConfig | None = None
     optimizer: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig | None = None
     processes: int = Field(1, ge=1)
@@ -464,20 +466,34 @@ class LearnerConfig(Section):
     def units_per_batch(self) -> int:
         """Groups, trajectories or windows that are trained for the first time in one learner step."""
         if self.train_on != "groups":
-            return self.batch_trajectories
+            return self.batch_trajectories - self.given_trajectories
         return self.fresh_trajectories // self.group_size
 
     @property
     def fresh_trajectories(self) -> int:
         """Trajectories of a batch that are trained for the first time; always whole groups."""
+        if self.given is not None:
+            return self.batch_trajectories - self.given_trajectories
         replay = self.replay
         if replay is None or replay.rule in RESCUE_RULES or replay.fire_at:
             return self.batch_trajectories
         groups = self.batch_trajectories / self.group_size * (1 - replay.share)
         return max(1, round(groups)) * self.group_size
 
+    @property
+    def given_trajectories(self) -> int:
+        """Conversations of a batch that somebody else wrote; whole groups are left for the others."""
+        if self.given is None:
+            return 0
+        size = self.group_size if self.train_on == "groups" else 1
+        groups = round(self.batch_trajectories / size * self.given.share)
+        return (
+            groups if self.given.share == 1 else min(max(1, groups), self.batch_trajectories // size - 1)
+        ) * size
+
     def contradictions(self, field: str) -> Iterator[str]:
         yield from self._batches(field)
+        yield from self._given(field)
         yield from self._hosts(field)
         if self.under_way == "needed" and (self.family is not None or self.train_on == "windows"):
             what = "learner.family" if self.family is not None else 'learner.train_on = "windows"'
@@ -516,6 +532,27 @@ class LearnerConfig(Section):
             yield (
                 f"{field}.batch_trajectories is {batch}, not a multiple of {field}.group_size {group}; use "
                 f"{batch // group * group} or {(batch // group + 1) * group}"
+            )
+
+    def _given(self, field: str) -> Iterator[str]:
+        if self.given is None:
+            return
+        algorithm = self.algorithm
+        others = {
+            "replay": self.replay is not None,
+            "family": self.family is not None,
+            "algorithm.critic": algorithm.critic is not None,
+            "algorithm.imitation_coefficient": algorithm.imitation_coefficient > 0,
+            "forced_lag": self.forced_lag > 0,
+        }
+        for name in (name for name, present in others.items() if present):
+            yield f"{field}.given cannot be together with {field}.{name}; take one of them out"
+        if self.train_on == "windows":
+            yield f'{field}.given needs whole trajectories; set {field}.train_on = "groups" or "trajectories"'
+        if self.given.share < 1 and not self.given_trajectories:
+            yield (
+                f"{field}.given.share is {self.given.share:g}, but a batch has a single group; raise "
+                f"{field}.batch_trajectories to at least {2 * self.group_size}, or set the share to 1"
             )
 
     def _hosts(self, field: str) -> Iterator[str]:

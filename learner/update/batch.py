@@ -119,7 +119,7 @@ def make_batch(
         max_policy_lag: bound for trajectories that are trained for the first time.
         max_replay_lag: bound for replayed ones.
         imitate_from: the fresh tokens of good trajectories are imitated, see `_is_good`. The number is the
-            smallest return of a good one where the environment does not tell; None: nothing is imitated.
+            smallest return of a good one where the environment does not tell; None: only given ones are imitated.
         with_routes: whether the batch has the experts of its tokens.
 
     Raises:
@@ -134,6 +134,7 @@ def make_batch(
     imitation = np.concatenate(within) & np.repeat(_good(trajectories, imitate_from), lengths)
     loss_mask = fresh & advantages.policy
     _assert_bounds(trajectories, loss_mask | imitation, current_version, bounds)
+    imitation |= np.concatenate([t.learned_mask & (t.origin == "given") for t in trajectories])
     columns = {
         "fresh": fresh,
         "logp_behaviour": np.concatenate([t.logp_behaviour for t in trajectories]),
@@ -205,9 +206,9 @@ def _is_good(t: Trajectory, smallest_return: float) -> bool:
 
 
 def _within_bound(t: Trajectory, current_version: int, max_policy_lag: int) -> NDArray[np.bool_]:
-    """Return the action tokens that are fresh enough. A greedy trajectory has none, because it has no
+    """Return the action tokens that are fresh enough. A greedy or a given trajectory has none, because it has no
     behaviour distribution to train against."""
-    if t.baseline:
+    if t.baseline or t.origin == "given":
         return np.zeros(len(t), dtype=np.bool_)
     return loss_mask(
         t.learned_mask,

@@ -266,13 +266,11 @@ class TrainingEngine:
             imitate_from=algorithm.imitation_return if algorithm.imitation_coefficient else None,
             with_routes=algorithm.routes == "behaviour",
         )
-        if isinstance(algorithm.advantage, RiskAdvantage):
-            known = self.updater.state.quantiles
-            by_risk, quantiles = risk_advantages(algorithm.advantage, trajectories, known)
-            self.updater.remember_quantiles(quantiles)
-            return lay_out(TokenAdvantages.of_trajectories(by_risk, by_risk, trajectories))
         if algorithm.critic is None:
-            return lay_out(assign_advantages(algorithm, trajectories, current_version=current_version))
+            # Invariant: what was given stands behind what the policy wrote, and is compared with nothing.
+            own = [t for t in trajectories if t.origin == "own"]
+            given_tokens = sum(len(t) for t in trajectories[len(own) :])
+            return lay_out(self._advantages(own, current_version).with_none_behind(given_tokens))
         unknown = lay_out(everything(trajectories))
         self._others.send_estimate(unknown)
         estimates = scatter_estimates(unknown, self.updater.estimate(unknown))
@@ -288,6 +286,18 @@ class TrainingEngine:
         batch = lay_out(advantages)
         batch.columns["value_before"] = self._values.recall(trajectories, estimates.value)
         return batch
+
+    def _advantages(self, own: Sequence[Trajectory], current_version: int) -> TokenAdvantages:
+        """Compute advantages without a critic, of trajectories that the policy wrote."""
+        algorithm = self.config.algorithm
+        if not own:
+            return TokenAdvantages.of_tokens(np.zeros(0), np.zeros(0))
+        if isinstance(algorithm.advantage, RiskAdvantage):
+            known = self.updater.state.quantiles
+            by_risk, quantiles = risk_advantages(algorithm.advantage, own, known)
+            self.updater.remember_quantiles(quantiles)
+            return TokenAdvantages.of_trajectories(by_risk, by_risk, own)
+        return assign_advantages(algorithm, own, current_version=current_version)
 
     def weights(self) -> OutgoingWeights:
         """Return the weights to publish.

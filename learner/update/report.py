@@ -373,6 +373,8 @@ class UpdateReport:
     """True if a step was skipped because an estimate, a loss or a gradient was not finite."""
     replayed_tokens: int = 0
     """Number of trained tokens that come from replayed trajectories."""
+    given_tokens: int = 0
+    """Number of tokens that somebody else wrote, and that the policy imitated."""
     sampler: SamplerGap | None = None
     """How far the generators' log-probabilities are from the learner's, for tokens without lag."""
     advantages: NDArray[np.float64] | None = None
@@ -394,7 +396,8 @@ def make_report(
     columns = {name: column[batch.seen_mask] for name, column in batch.columns.items()}
     lags = columns["lag"][seen]
     replayed = np.repeat([t.replayed for t in trajectories], batch.lengths)[batch.seen_mask][seen]
-    offered = sum(int(t.learned_mask[t.window_start :].sum()) for t in trajectories if not t.baseline)
+    own = (t for t in trajectories if t.origin == "own" and not t.baseline)
+    offered = sum(int(t.learned_mask[t.window_start :].sum()) for t in own)
     metrics = {
         "learner/trained_tokens": float(seen.sum()),
         "learner/replayed_tokens": float(replayed.sum()),
@@ -407,8 +410,16 @@ def make_report(
         "policy_lag_versions": lags[~replayed],
         "length_trained_tokens": batch.trained[batch.trained > 0],
     }
+    given = np.repeat([t.origin == "given" for t in trajectories], batch.lengths)[batch.seen_mask]
+    if given.any():
+        metrics["learner/given_tokens"] = float(given.sum())
+        metrics["learner/given_loss_nats"] = -float(
+            outcome.tokens["logp_current"][given].mean(dtype=np.float64)
+        )
+    metrics |= _step_metrics(outcome)
     if seen.any():
-        metrics |= _step_metrics(outcome) | _lag_metrics(lags)
+        metrics["learner/loss"] = float(outcome.tokens["loss"].sum(dtype=np.float64)) / outcome.mini_batches
+        metrics |= _lag_metrics(lags)
         tokens = {name: torch.from_numpy(row[seen]) for name, row in outcome.tokens.items()}
         numbers, ratios = _token_metrics(tokens)
         metrics |= numbers | _clip_metrics(tokens, torch.from_numpy(columns["advantage"][seen]))
@@ -424,6 +435,7 @@ def make_report(
         histograms=histograms,
         nonfinite=outcome.nonfinite,
         replayed_tokens=int(replayed.sum()),
+        given_tokens=int(given.sum()),
         sampler=sampler_gap(
             trajectories,
             np.flatnonzero(batch.seen_mask)[newest],
@@ -465,7 +477,7 @@ def mean_advantages(batch: Batch) -> NDArray[np.float64]:
 
 def _step_metrics(outcome: UpdateOutcome) -> dict[str, float]:
     """Compute means over the optimizer steps of the update."""
-    metrics = {"learner/loss": float(outcome.tokens["loss"].sum(dtype=np.float64)) / outcome.mini_batches}
+    metrics: dict[str, float] = {}
     if outcome.steps:
         metrics["learner/gradient_norm"] = float(np.mean([step.gradient_norm for step in outcome.steps]))
         metrics["learner/learning_rate"] = outcome.learning_rates[-1]

@@ -317,6 +317,8 @@ class Updater:
         columns = columns_on_device(micro_batch, self.device)
         policy = policy_targets(micro_batch, self.device)
         loss = outputs.logp.sum() * 0.0
+        if self.config.given is not None:
+            recorder.record_rows(micro_batch, {"logp_current": outputs.logp})
         if not self._warming_up and micro_batch.policy.any():
             tokens = chosen_tokens(micro_batch, columns, scored, policy)
             logp = outputs.logp[policy]
@@ -324,7 +326,8 @@ class Updater:
             loss = loss + part
             recorder.record_diagnostics(micro_batch, diagnostics)
             recorder.watch(micro_batch, logp, tokens.advantage, tokens.weight * self.ranks)
-        coefficient = self.config.algorithm.imitation_coefficient
+        given = self.config.given
+        coefficient = self.config.algorithm.imitation_coefficient if given is None else given.coefficient
         if coefficient and not self._warming_up:
             loss = loss - coefficient * (columns["imitation_weight"] * outputs.logp).sum()
         critic = self.config.algorithm.critic

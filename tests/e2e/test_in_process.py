@@ -147,3 +147,20 @@ def test_a_run_that_cannot_be_in_one_process_is_refused_before_anything_starts(f
     assert done.returncode == 1
     assert "add learner.processes=1" in done.stderr
     assert not Path(folder / "runs").exists()
+
+
+@pytest.mark.parametrize(("share", "trains"), [(1.0, False), (0.5, True)])
+def test_given_conversations_are_learnt_alone_and_beside_sampled_ones(tmp_path, share, trains):
+    """The solutions of the tiny job's own tasks; `offbeat retrain` gets the same weights from them."""
+    given = f"run.name=given learner.steps=2 learner.given.share={share} learner.evaluation_tasks=4"
+    done = offbeat(tmp_path, f"offbeat train spell_backward --in-process {given}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "runs" / "given" / "summary.json").read_text())
+    assert summary["steps"] == 2
+    assert summary["tokens_given"] > 0
+    assert bool(summary["tokens_trained"]) == trains
+    lines = map(json.loads, (tmp_path / "runs" / "given" / "metrics.jsonl").read_text().splitlines())
+    losses = [line["learner/given_loss_nats"] for line in lines if "learner/given_loss_nats" in line]
+    assert len(losses) == 2
+    if trains:
+        assert "bit for bit" in offbeat(tmp_path, "offbeat retrain runs/given").stdout

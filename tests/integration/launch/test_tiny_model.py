@@ -12,9 +12,10 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.render import Renderer
+from launch.conversations import demonstrations, example
 from launch.errors import ConfigError
 from launch.logs import libraries_to_stderr
-from launch.model import demonstrations, example, prepare
+from launch.model import prepare
 from launch.run_file.load import check
 from learner.warmstart import share_solved
 

@@ -19,7 +19,7 @@ FOLDERS = {p.stem: p.parent.name for p in METHODS if p.parent.name != "methods"}
 UNMEASURED = set(FOLDERS)
 FAMILIES = {name for name, folder in FOLDERS.items() if folder == "families"}
 CREDIT = UNMEASURED - FAMILIES
-JOBS = {"calculator", "doors", "smollm2", "spell_backward"}
+JOBS = {"calculator", "doors", "sft", "smollm2", "spell_backward"}
 
 
 @pytest.fixture(params=METHODS, ids=lambda p: p.stem)
@@ -186,7 +186,7 @@ def test_one_recipe_is_printed_with_its_page(path):
 
 
 def test_a_recipe_is_printed_with_what_does_not_act():
-    text = "# note:  one algorithm as shipped: calculator, cispo, doors, smollm2, spell_backward"
+    text = "# note:  one algorithm as shipped: calculator, cispo, doors, sft, smollm2, spell_backward"
     assert text in page(find("cispo"))
     assert "# note:" not in page(find("gspo"))
     assert "# note:" not in page(find("bapo"))

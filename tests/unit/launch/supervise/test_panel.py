@@ -144,3 +144,11 @@ def test_the_start_says_how_long_a_role_usually_takes():
     starting = Starting(["generator-0", "learner"], {"learner": 30.0})
     assert "usually 15 to 90 s" in starting.text
     assert "learner 0 s (imports DeepSpeed, loads the model; last time 30 s)" in starting.text
+
+
+def test_supervised_training_has_a_loss_and_no_reward():
+    values = {"step": 3, "learner/policy_version": 3, "learner/given_loss_nats": 1.25}
+    line = progress_line(values, CONFIG, 9.0)
+    assert line.startswith("step 3/20 v3 | given 1.250 nats | ")
+    assert "nan" not in line
+    assert "reward" not in line

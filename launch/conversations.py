@@ -1,0 +1,201 @@
+"""Makes tokens, with a mask of what is learnt, of an environment's solutions and of the files of `[learner.given]`."""
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+from actors.errors import ActorError
+from actors.render import Renderer
+from envs.base import ChatMessage, Suite
+from envs.errors import EnvError
+from envs.messages import message_of
+from envs.registry import make_suite
+from envs.rows.prompts import PromptMaker, solution_of
+from envs.rows.reading import DataRow, read_rows
+from launch.errors import ConfigError
+from launch.run_file.sections import RunConfig
+from learner.given import Conversation
+
+FIELD = "learner.given.file"
+TOKENS, MASK = "token_ids", "action_mask"
+"""Columns of a row that holds tokens, as `offbeat journal export` writes them."""
+MESSAGES, PROMPT = "messages", "prompt"
+
+
+def given_of(config: RunConfig, model: str | Path) -> list[Conversation]:
+    """Return the conversations of `[learner.given]`, rendered for a model; none without that table.
+
+    Conversations without an answer, or longer than `learner.sampling.max_trajectory_tokens`, are left out.
+
+    Args:
+        model: folder with the tokenizer and the chat template.
+
+    Raises:
+        ConfigError: there is no conversation to learn from, or a row cannot be read; the text has file and line.
+    """
+    if config.learner.given is None:
+        return []
+    renderer = Renderer(
+        Path(model),
+        config.model.template_args,
+        special_in_messages=config.model.special_tokens_in_messages,
+    )
+    return readable(config, renderer)[0]
+
+
+def readable(config: RunConfig, renderer: Renderer) -> tuple[list[Conversation], list[str]]:
+    """Return the conversations of `[learner.given]` that can be learnt from, and remarks on the others.
+
+    Raises:
+        ConfigError: as `given_of` does.
+    """
+    given = config.learner.given
+    assert given is not None
+    longest = config.learner.sampling.max_trajectory_tokens
+    try:
+        found = list(_of_file(given.file, renderer) if given.file else _of_environment(config, renderer))
+    except (EnvError, ActorError, LookupError) as error:
+        raise ConfigError(f"learner.given: {error}") from None
+    answered = [talk for talk in found if talk.learnt[1:].any()]
+    kept = [talk for talk in answered if len(talk.token_ids) <= longest]
+    remarks = []
+    if too_long := len(answered) - len(kept):
+        first = next(talk for talk in answered if len(talk.token_ids) > longest)
+        remarks.append(
+            f"learner.given: {too_long} of {len(found)} conversations are left out, because they are longer than "
+            f"learner.sampling.max_trajectory_tokens {longest}; {first.place} has {len(first.token_ids)} tokens"
+        )
+    if silent := len(found) - len(answered):
+        remarks.append(
+            f"learner.given: {silent} of {len(found)} conversations are left out: they have no answer"
+        )
+    if not kept:
+        raise ConfigError("\n".join(remarks) or "learner.given: there are no conversations")
+    return kept, remarks
+
+
+def _of_environment(config: RunConfig, renderer: Renderer) -> Iterable[Conversation]:
+    given = config.learner.given
+    assert given is not None
+    suite = make_suite(config.env.name, config.env.params)
+    try:
+        needs, cure = "learner.given needs solutions", "name a file in learner.given.file"
+        talks = demonstrations(suite, given.tasks, needs, cure)
+    finally:
+        # With all roles in one process this thread has a loop, which `asyncio.run` would take away.
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(suite.close())
+        loop.close()
+    for index, talk in talks.items():
+        yield _conversation(f"training task {index}", *example(renderer, talk))
+
+
+def _of_file(name: str, renderer: Renderer) -> Iterable[Conversation]:
+    rows = read_rows(name, FIELD)
+    for row in rows:
+        if TOKENS in row.values:
+            yield _of_tokens(row)
+        else:
+            yield _conversation(row.place, *example(renderer, _talk_of(row)))
+
+
+def _conversation(place: str, ids: Sequence[int], learnt: Sequence[bool]) -> Conversation:
+    return Conversation(place, np.array(ids, np.int32), np.array(learnt, np.bool_))
+
+
+def _of_tokens(row: DataRow) -> Conversation:
+    ids, mask = row.values[TOKENS], row.values.get(MASK)
+    if (
+        not isinstance(ids, list)
+        or not isinstance(mask, list)
+        or not 0 < len(ids) == len(mask)
+        or not all(type(token) is int and 0 <= token < 2**31 for token in ids)
+        or not all(acts in (False, True) for acts in mask)
+    ):
+        raise EnvError(
+            f"{row.place}: {TOKENS} and {MASK} have to be two equally long lists, of token ids and of true or false"
+        )
+    if row.values.get("complete") is False or row.values.get("offset"):
+        raise EnvError(f"{row.place}: the trajectory is not whole; leave it out")
+    return _conversation(row.place, ids, mask)
+
+
+def _talk_of(row: DataRow) -> list[ChatMessage]:
+    """Return the conversation of a row: its messages, or its prompt and its answer."""
+    if MESSAGES not in row.values:
+        if PROMPT not in row.values:
+            has = ", ".join(map(str, row.values))
+            raise EnvError(f"{row.place}: no column {MESSAGES!r}, {PROMPT!r} or {TOKENS!r} (columns: {has})")
+        prompt = PromptMaker(PROMPT, "", list(row.values), FIELD).messages(row)
+        return [*prompt, {"role": "assistant", "content": solution_of(row)}]
+    messages = row.values[MESSAGES]
+    if not isinstance(messages, list) or not messages:
+        raise EnvError(f"{row.place}: {MESSAGES!r} has to be a list of messages")
+    try:
+        talk = [message_of(message, whole=True) for message in messages]
+    except EnvError as error:
+        raise EnvError(f"{row.place}: {error}") from None
+    if any(message.get("tool_calls") for message in talk):
+        raise EnvError(
+            f"{row.place}: a message has tool_calls, whose text only a chat template knows; write the call into the "
+            "content as the model writes it, or take tokens from `offbeat journal export`"
+        )
+    if talk[0]["role"] == "assistant" or talk[-1]["role"] != "assistant":
+        raise EnvError(f"{row.place}: {MESSAGES!r} has to begin with a question and end with an answer")
+    return talk
+
+
+def demonstrations(suite: Suite, count: int, who: str, cure: str) -> dict[int, list[ChatMessage]]:
+    """Return the solutions of the first ``count`` training tasks by their numbers, each solution once.
+
+    A suite may answer one question in many ways, for example with random walks. All of them are kept.
+
+    Args:
+        who: who needs them, and ``cure`` what to do if there are none, for the error.
+
+    Raises:
+        ConfigError: the suite gives no solutions.
+    """
+    talks: dict[tuple[str, ...], tuple[int, list[ChatMessage]]] = {}
+    for index in range(count):
+        try:
+            talk = suite.demonstration(index, "train")
+        except LookupError as error:
+            raise ConfigError(f"{who}, but: {error}; {cure}") from None
+        talks[tuple(message["content"] for message in talk)] = index, talk
+    return dict(talks.values())
+
+
+def example(
+    renderer: Renderer, talk: Sequence[ChatMessage], unlearnt: Collection[int] = ()
+) -> tuple[list[int], list[bool]]:
+    """Return a conversation's token ids, and for each whether the assistant wrote it (end tokens included).
+
+    The ids are built as an actor builds a trajectory: the prompt, then actions and observations in turn.
+
+    Args:
+        unlearnt: places of messages of the assistant that are not to be learnt.
+    """
+    opening = opening_of(talk)
+    ids = renderer.prompt(talk[:opening])
+    learnt = [False] * len(ids)
+    numbered = enumerate(talk[opening:], start=opening)
+    for by_assistant, turn in groupby(numbered, key=lambda pair: pair[1]["role"] == "assistant"):
+        if by_assistant:
+            for place, message in turn:
+                added = [*renderer.encode(message["content"]), renderer.eos_ids[0]]
+                ids += added
+                learnt += [place not in unlearnt] * len(added)
+        else:
+            added = renderer.observation([message for _, message in turn], ids)
+            ids += added
+            learnt += [False] * len(added)
+    return ids, learnt
+
+
+def opening_of(talk: Sequence[ChatMessage]) -> int:
+    """Return the number of messages before the first answer."""
+    return next(i for i, message in enumerate(talk) if message["role"] == "assistant")
