@@ -169,6 +169,7 @@ def hold_by_ssh(job: Job, site: Site, files: dict[str, str], say: Say) -> int:
                             stdout=log,
                             stderr=log,
                             start_new_session=True,
+                            env=os.environ | {"OFFBEAT_LAUNCHER": str(os.getpid())},
                         )
                 say(f"hosts: {', '.join(hosts)}; their output is in {folder}")
             with suppress(subprocess.TimeoutExpired):

@@ -30,6 +30,10 @@ class ModelNotFetched(LaunchError):
     """The weights server did not send the model; a later start may find it there."""
 
 
+class FetchStopped(LaunchError):
+    """A signal came before the whole model was here."""
+
+
 def cache_folder(environment: Mapping[str, str]) -> Path:
     """Return the folder in which models of tickets are kept.
 
@@ -54,7 +58,11 @@ def digest_of_model(files: Mapping[str, ModelFile]) -> str:
 
 
 def model_of_ticket(
-    ticket: Ticket, keys: Path | None, cache: Path, note: Callable[[str], None]
+    ticket: Ticket,
+    keys: Path | None,
+    cache: Path,
+    note: Callable[[str], None],
+    leaving: Callable[[], bool] = lambda: False,
 ) -> Path | None:
     """Return the folder of the run's model on this host; None if it is of the hub. Fetch it if it is not here.
 
@@ -62,8 +70,10 @@ def model_of_ticket(
         keys: keys folder of the host.
         cache: see `cache_folder`.
         note: shows a sentence to the user.
+        leaving: whether this host was asked to end; it is looked at between blocks and tries.
 
     Raises:
+        FetchStopped: it was.
         ConfigError: the ticket names a file that no server would send, or no weights server.
         ModelNotFetched: the server has not sent the model, or other bytes.
     """
@@ -86,7 +96,7 @@ def model_of_ticket(
     try:
         given = access(keys)
         for name, file in ticket.model.items():
-            _fetch(f"{ticket.weights}/v1/model/{name}", file, partial / name, given)
+            _fetch(f"{ticket.weights}/v1/model/{name}", file, partial / name, given, leaving)
         if not folder.is_dir():
             partial.rename(folder)
     finally:
@@ -95,18 +105,19 @@ def model_of_ticket(
     return folder
 
 
-def _fetch(url: str, file: ModelFile, path: Path, given: Access) -> None:
+def _fetch(url: str, file: ModelFile, path: Path, given: Access, leaving: Callable[[], bool]) -> None:
     """Fetch one file. While the server does not answer, or is at its limit, try again for `TRY_S`."""
     tls = [urllib.request.HTTPSHandler(context=given.context)] if given.context else []
     ask = urllib.request.build_opener(urllib.request.ProxyHandler({}), *tls)
     deadline = time.monotonic() + TRY_S
     while True:
+        _go_on(url, leaving)
         request = urllib.request.Request(url)
         for name, value in given.headers.items():
             request.add_unredirected_header(name, value)
         try:
             with ask.open(request, timeout=ANSWER_S) as answer:
-                _store(answer, file, path, url)
+                _store(answer, file, path, url, leaving)
             return
         except urllib.error.HTTPError as error:
             if error.code != UNAVAILABLE:
@@ -119,10 +130,18 @@ def _fetch(url: str, file: ModelFile, path: Path, given: Access) -> None:
         time.sleep(RETRY_S)
 
 
-def _store(answer: http.client.HTTPResponse, file: ModelFile, path: Path, url: str) -> None:
+def _go_on(url: str, leaving: Callable[[], bool]) -> None:
+    if leaving():
+        raise FetchStopped(f"{url}: a signal came while it was fetched")
+
+
+def _store(
+    answer: http.client.HTTPResponse, file: ModelFile, path: Path, url: str, leaving: Callable[[], bool]
+) -> None:
     digest, left = hashlib.sha256(), file.nbytes
     with open(path, "wb") as out:
         while block := answer.read(min(READ_BYTES, left + 1)):
+            _go_on(url, leaving)
             left -= len(block)
             if left < 0:
                 break

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.errors import COME_BACK
 from launch.fleet.site import Site, SlurmSite, SshSite, SystemdSite
 from launch.run_file.sections import RunConfig
 from protocol.security.addresses import is_loopback, split_endpoint
@@ -228,7 +229,8 @@ exec {command} $resume
     remote = " && ".join(line for line in there if line.strip())
     host = f"""
 # Usage: host.sh HOST TICKET. The ticket goes through standard input, and so is never part of a command line.
-while :; do
+# `offbeat launch` names itself in OFFBEAT_LAUNCHER: where it was killed, nobody would end this loop.
+while [ -z "${{OFFBEAT_LAUNCHER:-}}" ] || kill -0 "$OFFBEAT_LAUNCHER" 2>/dev/null; do
     ssh -o BatchMode=yes -o ServerAliveInterval=15 "$1" {shlex.quote(remote)} <"$2"
     rc=$?
     case $rc in
@@ -236,6 +238,7 @@ while :; do
     esac
     sleep {RETRY_S}
 done
+exit {COME_BACK}
 """
     return {"head.sh": _script([], head), "host.sh": _script([], host)}
 

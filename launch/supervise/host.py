@@ -19,7 +19,7 @@ from types import FrameType
 
 from launch import errors, run_folder
 from launch.errors import COME_BACK, DONE, FAILED, FINAL, ConfigError, HostTaken, NoAnswer, RoleFailed
-from launch.fleet.model_copy import cache_folder, model_of_ticket
+from launch.fleet.model_copy import FetchStopped, cache_folder, model_of_ticket
 from launch.fleet.ticket import FREE_ON_HOST, Ticket, refuse_other_files, refuse_other_version, unpack
 from launch.placement import visible_gpus
 from launch.preflight.hardware import decided_on_host
@@ -356,7 +356,9 @@ def run_host(
             note(f"removed {left}, left by a run that was killed")
         try:
             keys, sources = unpack(ticket, folder)
-            model = model_of_ticket(ticket, keys, cache_folder(environment), note)
+            model = model_of_ticket(
+                ticket, keys, cache_folder(environment), note, leaving=lambda: course.leaving
+            )
             config = config_of_host(
                 ticket,
                 keys=keys,
@@ -373,6 +375,9 @@ def run_host(
             config = decided.config
             run_folder.save_config(config, folder / run_folder.CONFIG)
             return _supervise(config, ticket, folder, name, course, job_of(environment, hostname), note)
+        except FetchStopped:
+            note(f"host ends with code {COME_BACK}: a signal came before anything was started")
+            return COME_BACK
         finally:
             # The ticket is the only place of the keys while no process of the host runs.
             shutil.rmtree(folder / "keys", ignore_errors=True)

@@ -104,3 +104,19 @@ def test_stop_ends_the_process_that_was_started_and_no_later_one_with_its_id(tmp
     assert head.returncode == -signal.SIGTERM
     engines.stop(tmp_path / "r", said.append)
     assert said[-1] == f"process {head.pid} has ended already"
+
+
+def test_a_host_script_does_not_outlive_a_launcher_that_was_killed(programs, tmp_path):
+    (tmp_path / "bin" / "ssh").write_text("#!/bin/sh\nexit 255\n")
+    files = render(Job("run.toml", (), settings(tmp_path)), Site(ssh=SshSite(hosts=("gpu7",))), "ssh")
+    (tmp_path / "host.sh").write_text(files["host.sh"])
+    (tmp_path / "t").touch()
+    launcher = subprocess.Popen(["true"])
+    launcher.wait()
+    ended = subprocess.run(
+        ["bash", "host.sh", "gpu7", "t"],
+        env=os.environ | {"OFFBEAT_LAUNCHER": str(launcher.pid)},
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 75

@@ -5,15 +5,18 @@ import json
 import os
 import stat
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from launch.errors import ConfigError
 from launch.fleet import ticket as tickets
+from launch.fleet.model_copy import FetchStopped, model_of_ticket
 from launch.fleet.ticket import (
     CREDENTIAL,
     CREDENTIALS,
     VARIABLE,
+    ModelFile,
     fresh_label,
     keys_of_run,
     make_ticket,
@@ -261,3 +264,12 @@ def test_the_command_prints_one_line_and_no_secret(run, tmp_path, monkeypatch, c
     hidden = secrets_of(read_ticket("gpu7.ticket", {}))
     assert not any(text in printed.err for text in hidden)
     assert io.StringIO(printed.err).readline()
+
+
+def test_a_signal_ends_the_fetch_of_a_model_and_leaves_nothing(tmp_path):
+    ticket = SimpleNamespace(
+        model={"config.json": ModelFile(nbytes=2, sha256="0" * 64)}, weights="http://127.0.0.1:9"
+    )
+    with pytest.raises(FetchStopped, match="a signal came"):
+        model_of_ticket(ticket, None, tmp_path / "cache", lambda _: None, leaving=lambda: True)
+    assert not list((tmp_path / "cache").iterdir())
