@@ -340,6 +340,34 @@ def chunk_surrogate(logp_current: Tensor, ratio_chunk: Tensor, return_: Tensor) 
     return unclipped(weight * return_ * logp_current)
 
 
+def shaped_imitation(logp: Tensor, *, shaping: float) -> Tensor:
+    r"""Compute the shaped probability of tokens that somebody else wrote.
+
+    .. math:: f(p) = \frac{p}{p + \lambda} = \sigma(\log p - \log \lambda), \qquad
+              \nabla f = f (1 - f) \nabla \log p
+
+    AMPO (arXiv:2510.02227, authors' program) and LUFFY (arXiv:2504.14945, section 3.2). In comparison with log p, a
+    token that is all but sure already, or that the policy holds to be impossible, has a small gradient.
+
+    Args:
+        logp: log-probabilities [N], nats, with gradient.
+        shaping: lambda, > 0: the probability of tokens with the largest gradient.
+
+    Returns:
+        f(p) [N], in (0, 1), to be maximised.
+
+    Raises:
+        ValueError: ``shaping`` is not positive.
+
+    Example:
+        >>> shaped_imitation(torch.tensor([0.1, 0.9]).log(), shaping=0.1)
+        tensor([0.5000, 0.9000])
+    """
+    if shaping <= 0:
+        raise ValueError(f"shaping must be > 0, got {shaping}")
+    return torch.sigmoid(logp - math.log(shaping))
+
+
 BalanceMeasure = Literal["value", "gradient"]
 BalanceOrder = Literal["paper", "code"]
 

@@ -20,3 +20,6 @@ class GivenConfig(Section):
     """Share of a batch's trajectories that are given. Above 0, at most 1; 1: all."""
     coefficient: float = Field(1.0, gt=0)
     """Weight in the loss of the mean negative log-probability of their answers' tokens. Above 0."""
+    shaping: float | None = Field(None, gt=0, lt=1)
+    """lambda of AMPO (arXiv:2510.02227): p / (p + lambda) takes the place of the log-probability, so that tokens which
+    the policy holds to be impossible hardly move it. The paper has 0.1. Absent: the log-probability."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from learner.advantages import Quantiles
 from learner.algorithms.ratios import learning_rate_factor
+from learner.algorithms.surrogates import shaped_imitation
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import RouteLayers
@@ -329,7 +330,10 @@ class Updater:
         given = self.config.given
         coefficient = self.config.algorithm.imitation_coefficient if given is None else given.coefficient
         if coefficient and not self._warming_up:
-            loss = loss - coefficient * (columns["imitation_weight"] * outputs.logp).sum()
+            imitated = outputs.logp
+            if given is not None and given.shaping is not None:
+                imitated = shaped_imitation(imitated, shaping=given.shaping)
+            loss = loss - coefficient * (columns["imitation_weight"] * imitated).sum()
         critic = self.config.algorithm.critic
         if outputs.value is not None and critic is not None:
             loss = loss + critic.coefficient * self._value_loss(micro_batch, outputs.value)

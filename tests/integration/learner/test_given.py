@@ -22,11 +22,11 @@ OPTIMIZER = OptimizerConfig(lr=1e-3, eps=1e-5, max_grad_norm=0.5, weight_decay=0
 def start(model, engines):
     """Return a function that makes engines."""
 
-    def make(*, coefficient=1.0, share=1.0, **settings):
+    def make(*, coefficient=1.0, share=1.0, shaping=None, **settings):
         config = LearnerConfig(
             optimizer=OPTIMIZER,
             micro_batch_tokens=40,
-            given=GivenConfig(coefficient=coefficient, share=share),
+            given=GivenConfig(coefficient=coefficient, share=share, shaping=shaping),
             **settings,
         )
         engines.append(TrainingEngine(config, model=model, total_steps=10, seed=5))
@@ -110,3 +110,18 @@ def test_a_given_part_adds_its_loss_and_changes_nothing_of_the_other(start, mode
     assert moved["both"]["learner/gradient_norm"] != pytest.approx(
         moved["own"]["learner/gradient_norm"], rel=1e-3
     )
+
+
+def test_a_shaped_step_equals_a_plain_loop(start, model):
+    engine, plain, batch = start(shaping=0.1), PlainLoop(model), talks(6)
+    report = engine.update(batch, current_version=0)
+    tokens = sum(int(t.action_mask.sum()) for t in batch)
+    value = torch.zeros(())
+    for t in batch:
+        ids = torch.from_numpy(t.token_ids).long()[None]
+        p = plain.lm(input_ids=ids).logits[0, :-1].softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        p = p[torch.from_numpy(t.action_mask[1:])]
+        value = value + (p / (p + 0.1)).sum()
+    (-value / tokens).backward()
+    norm = torch.nn.utils.clip_grad_norm_(plain.lm.parameters(), OPTIMIZER.max_grad_norm)
+    assert report.metrics["learner/gradient_norm"] == pytest.approx(float(norm), rel=1e-4)
