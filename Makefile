@@ -47,7 +47,7 @@ canary:                 ## the newest vLLM and transformers in an environment of
 	sh launch/scripts/canary.sh build/canary
 
 e2e: setup              ## the real system learns, at reduced length
-	$(BIN)/python -m pytest tests/e2e -q --durations=6
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/e2e -q --durations=12
 
 bench: setup            ## measure ratios against a peer or a limit, and fill docs/benchmarks.md; some twenty minutes
 	$(BIN)/python -m benchmarks.page --measure ratios learner generation weights broker

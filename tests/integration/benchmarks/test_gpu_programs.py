@@ -62,7 +62,16 @@ def test_each_step_is_tested_here():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["ceilings", "learner", "attention", "publish", "load"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "learner",
+        *(
+            pytest.param(step, marks=pytest.mark.soak)
+            for step in ("ceilings", "attention", "publish", "load")
+        ),
+    ],
+)
 def test_a_step_runs_tiny_on_a_cpu(tmp_path, step):
     figures = run(step, tmp_path)
     assert set(figures) >= EXPECTED[step]

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 240
 
 
-@pytest.mark.parametrize("code", [errors.FINAL, errors.FAILED])
+@pytest.mark.parametrize("code", [errors.FINAL, pytest.param(errors.FAILED, marks=pytest.mark.soak)])
 def test_all_hosts_end_with_the_code_of_the_rank_that_failed(tmp_path, code):
     (tmp_path / "rank.py").write_text(RANK)
     rendezvous = f"127.0.0.1:{free_port()}"
