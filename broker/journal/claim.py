@@ -298,7 +298,8 @@ def _overwrite(fd: int, content: bytes, offset: int) -> None:
 def _make(folder: Path) -> None:
     """Make a folder and its parents, and sync their names to the disk."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    # Names and sizes of its files are nobody else's business.
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     # The folder's name is synced in any case: the process that made it may have been killed before it could.
     for path in reversed(missing or [folder]):
         sync_folder(path.parent)

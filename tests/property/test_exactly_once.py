@@ -35,7 +35,7 @@ class World(Supply):
         super().__init__(train_on, lag=lag, seed=seed, trouble=trouble)
         self.config = LearnerConfig(
             group_size=size, batch_trajectories=2 * size, max_policy_lag=lag, train_on=train_on, steps=99,
-            checkpoint_every=9, start_timeout_s=5.0, data_timeout_s=5.0, family=family,
+            checkpoint_every=9, start_timeout_s=60.0, data_timeout_s=60.0, family=family,
         )  # fmt: skip
         self.driver = Driver(lag=lag, folder=folder, heartbeat_s=1000.0)
         self.epoch, self.deaf = 0, False

@@ -20,6 +20,7 @@ from actors.generator.requests import stamp
 from actors.generator.vllm_engine.one_process import in_this_process
 from actors.generator.vllm_engine.plugin import PARENT, is_registered
 from actors.generator.vllm_engine.routes import RouteReader, allow_on_cpu
+from actors.generator.vllm_engine.socket_folder import make_socket_folder
 from actors.generator.weights.staging import ADAPTER, ADAPTER_NUMBER, tensor_table
 from actors.sampled import FinishReason, Routes, Sampled, nothing
 from protocol.errors import GpuUnusable
@@ -64,6 +65,8 @@ def check_platform(config: GeneratorConfig, platform: Platform) -> None:
 
 
 BACKEND = "offbeat_file"
+SOCKETS = "VLLM_RPC_BASE_PATH"
+"""Variable with the folder of vLLM's sockets."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM makes room; a smaller one fits in."""
 WORKER_EXTENSION = "actors.generator.vllm_engine.worker.WeightWorker"
@@ -88,6 +91,8 @@ def prepare_environment(config: GeneratorConfig) -> None:
     if config.enforce_eager_used:
         # Without this the first request would still call a C++ compiler.
         settings["TORCHDYNAMO_DISABLE"] = "1"
+    if SOCKETS not in os.environ and (folder := make_socket_folder()) is not None:
+        settings[SOCKETS] = str(folder)
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     os.environ[PARENT] = str(os.getpid())

@@ -46,13 +46,12 @@ def test_nobody_is_refused_at_24_times_the_limit_and_the_last_host_is_as_early(t
     versions = tmp_path / "learner"
     versions.mkdir()
     nbytes = size_of(write(versions, 7, mib=6))
-    free = min(fetched_by_all(tmp_path, versions, nbytes, f"free{n}") for n in range(2))
-    ratios = []
-    # A crowded machine may be slow once, and not three times.
-    while not ratios or (ratios[-1] > 1.2 and len(ratios) < 3):
-        name = f"busy{len(ratios)}"
-        ratios.append(fetched_by_all(tmp_path, versions, nbytes, name, transfers=LIMIT) / free)
-    assert min(ratios) <= 1.2, ratios
+    free, busy = [], []
+    # What a crowded machine adds is different each time: the best of some rounds, taken in turn, are compared.
+    while len(free) < 2 or (min(busy) > 1.2 * min(free) and len(free) < 6):
+        free.append(fetched_by_all(tmp_path, versions, nbytes, f"free{len(free)}"))
+        busy.append(fetched_by_all(tmp_path, versions, nbytes, f"busy{len(busy)}", transfers=LIMIT))
+    assert min(busy) <= 1.2 * min(free), (free, busy)
     assert not [line for line in caplog.messages if "could not be fetched" in line]
 
 

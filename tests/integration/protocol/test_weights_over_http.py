@@ -511,18 +511,17 @@ def test_a_client_that_reads_slowly_holds_nobody_up(versions, url, cache):
     stop = threading.Event()
 
     def read() -> None:
-        while not stop.wait(0.064):
-            sluggard.recv(65_536)  # 1 MB/s
+        while not stop.wait(0.64):
+            sluggard.recv(65_536)  # 0.1 MB/s
 
     thread = threading.Thread(target=read)
     thread.start()
     try:
         began = time.monotonic()
         assert same(cache.obtain(1, 7, [url]), source)
-        assert time.monotonic() - began < 8, "alone, a client at 1 MB/s takes 16 s"
-        began = time.monotonic()
         write(versions, 8, mib=1)
-        assert time.monotonic() - began < 4
+        # Buffers of the kernel take a part, and the rest takes longer than this.
+        assert time.monotonic() - began < 40, "alone, a client at 0.1 MB/s takes 160 s"
     finally:
         stop.set()
         thread.join(5)

@@ -112,7 +112,7 @@ def test_a_coroutine_that_blocks_is_named_by_call_and_line_and_the_others_are_gi
     async def main(runner):
         first = asyncio.create_task(runner.call(culprit, what="step of t.1", timeout_s=1.0))
         assert await asyncio.to_thread(blocked.wait, LONG_S)
-        second = asyncio.create_task(runner.call(victim, what="step of t.2", timeout_s=1.2))
+        second = asyncio.create_task(runner.call(victim, what="step of t.2", timeout_s=LONG_S))
         place = f"{__file__}:{culprit.__code__.co_firstlineno + 2} in culprit"
         while not caplog.records:
             runner.look()
@@ -193,7 +193,7 @@ def test_a_task_that_would_end_the_process_does_not_end_the_environments_loop():
         return task.exception().code
 
     async def main(runner):
-        assert await runner.call(step, what="step", timeout_s=5.0) == 3
+        assert await runner.call(step, what="step", timeout_s=LONG_S) == 3
 
     with_runner(main)
 

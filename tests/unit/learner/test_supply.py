@@ -120,8 +120,8 @@ def test_batches_keep_coming(train_on, lag, trouble):
         max_policy_lag=lag,
         train_on=train_on,
         steps=25,
-        start_timeout_s=2.0,
-        data_timeout_s=2.0,
+        start_timeout_s=60.0,
+        data_timeout_s=60.0,
     )
     supply = Supply(train_on, lag=lag, seed=lag, trouble=trouble)
     exchange = BrokerSession(supply, Curriculum("e", config), config, lockstep=False, stop_reason=lambda: "")
@@ -146,8 +146,8 @@ def test_batches_keep_coming_in_lockstep_when_members_fail():
         forced_lag=2,
         train_on="trajectories",
         steps=12,
-        start_timeout_s=2.0,
-        data_timeout_s=2.0,
+        start_timeout_s=60.0,
+        data_timeout_s=60.0,
     )
     supply = Supply("trajectories", lag=2, seed=0, trouble=True)
     exchange = BrokerSession(supply, Curriculum("e", config), config, lockstep=True, stop_reason=lambda: "")

@@ -181,7 +181,7 @@ def test_an_error_says_where_the_answer_stood():
         desk = Desk()
         desk.ask("r")
         await desk.settle()
-        await desk.serving.drain("half an update", timeout_s=1.0)
+        await desk.serving.drain("half an update", timeout_s=60.0)
         assert [(chunk.offset, chunk.finish_reason) for chunk in desk.headers("r")] == [(0, ""), (2, "abort")]
 
     asyncio.run(main())
@@ -302,7 +302,7 @@ def test_draining_ends_every_request_and_takes_no_more():
         desk.ask("running")
         desk.ask("held", min_policy_version=3)
         await desk.settle()
-        await desk.serving.drain("", timeout_s=1.0)
+        await desk.serving.drain("", timeout_s=60.0)
         desk.ask("late")
         assert desk.chunks("running")[-1][1] == "abort"
         assert desk.chunks("held")[-1][1] == "abort"
@@ -316,7 +316,7 @@ def test_after_a_failure_no_token_of_the_engine_is_passed_on():
         desk = Desk()
         desk.ask("r")
         await desk.settle()
-        await desk.serving.drain("half an update", timeout_s=1.0)
+        await desk.serving.drain("half an update", timeout_s=60.0)
         desk.engine.go.set()
         await desk.settle()
         reasons = [(chunk[1], chunk[2]) for chunk in desk.chunks("r")]

@@ -173,11 +173,11 @@ def test_the_deadline_of_a_load_does_not_count_the_learners_update(tmp_path):
     async def scene(engine, shared, learner):
         failures = []
         updater = WeightUpdater(
-            shared, NewestWins(), Stage(), "r", on_failure=failures.append, patience_s=0.05, longest_s=0.05
+            shared, NewestWins(), Stage(), "r", on_failure=failures.append, patience_s=1.0, longest_s=1.0
         )
         await alone(learner)
         update = asyncio.create_task(updater.update(Announced(0, 1, "", (), "")))
-        _, waiting = await asyncio.wait({update}, timeout=0.2)
+        _, waiting = await asyncio.wait({update}, timeout=1.5)
         assert waiting == {update}
         assert updater.loading
         learner.release()

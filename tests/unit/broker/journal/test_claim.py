@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import stat
 from zlib import crc32
 
 import pytest
@@ -25,6 +26,13 @@ def test_one_broker_at_a_time(folder):
     with begin(folder), pytest.raises(JournalError, match="in use by another broker"):
         begin(folder)
     begin(folder).close()
+
+
+def test_nobody_else_reads_the_names_and_sizes_of_a_journal(folder):
+    with begin(folder) as journal:
+        journal.append(Kind.EVENT, b"e")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
 
 def test_deleting_the_lock_does_not_let_a_second_broker_in(folder):
