@@ -22,8 +22,9 @@ EVENTS = {
 }
 """Recipes whose named part is an event of a run: a family, a draw from the replay table, a choice of tasks, a gradient
 beside the one of the step before, or a teacher that scores the batch."""
-NOT_RECORDED = {"smollm2"}
-"""Recipes without recorded episodes; this one has the algorithm of `calculator`."""
+NOT_RECORDED = {"smollm2", "sft"}
+"""Jobs without recorded episodes: `smollm2` has the algorithm of `calculator`, and `sft` trains on answers that
+nobody sampled."""
 SMALL = 400_000
 """Most bytes of a file of episodes."""
 
