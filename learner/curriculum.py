@@ -16,11 +16,19 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from learner.budget import group_sizes
 from learner.errors import NothingToLearn, Stopped
 from learner.families.family import ChildTask
 from learner.selection import Answer, TaskStats, choose, left_out, task_index
+from learner.settings.budget import SharedBudget
 from learner.settings.learner import EvaluationConfig, LearnerConfig
-from learner.settings.selection import ChosenSelection, FilterSelection, PruneSelection, ValueSelection
+from learner.settings.selection import (
+    ChosenSelection,
+    FilterSelection,
+    PruneSelection,
+    TaskList,
+    ValueSelection,
+)
 from learner.trajectory import Trajectory
 from learner.under_way import UnderWay
 from protocol import names
@@ -74,14 +82,16 @@ class Curriculum:
     """What was chosen for the group ``next_index``, of which some members are dealt out."""
     _damped: tuple[int, int] = (0, 0)
     """Groups that were dealt since the last `selection_metrics`, and those of them with divided advantages."""
+    _sizes: list[float] = field(default_factory=list)
+    """Members of these groups, if they are shared out by task."""
 
     def __post_init__(self) -> None:
         if self.lineage < 0:
             self.lineage = self.epoch
         if self.config.under_way == "needed":
             self.under_way = UnderWay(self.config.units_per_batch)
-        if self.stats is None and isinstance(selection := self.config.selection, ChosenSelection):
-            self.stats = TaskStats(selection.tasks, selection.half_life)
+        if self.stats is None:
+            self.stats = self._stats_of(None)
 
     def capacity(self, lockstep: bool, steps_left: int | None = None) -> int:
         """Return how many trajectories may be under way or waiting under the lag bound.
@@ -108,6 +118,17 @@ class Curriculum:
         """How many trajectories may be under way; None if nothing but the bound decides it."""
         return None if self.under_way is None else float(self.capacity(lockstep=False))
 
+    def _stats_of(self, saved: Mapping[str, Any] | None) -> TaskStats | None:
+        """Return the stats of a checkpoint, or new ones; None if nothing is chosen by them."""
+        selection = self.config.selection
+        if isinstance(selection, ChosenSelection):
+            size = selection.tasks, selection.half_life
+        elif isinstance(selection, TaskList) and isinstance(self.config.budget, SharedBudget):
+            size = selection.tasks, ChosenSelection().half_life
+        else:
+            return None
+        return TaskStats(*size) if saved is None else TaskStats.restored(*size, saved)
+
     def selection_metrics(self) -> dict[str, float]:
         """Return the metrics `selection/...` of a learner step; empty if tasks are not chosen by the answers."""
         if self.stats is None:
@@ -118,6 +139,12 @@ class Curriculum:
             metrics["selection/left_out_share"] = float(left_out(selection, self.stats).mean())
         if isinstance(selection, ValueSelection) and groups:
             metrics["selection/damped_share"] = damped / groups
+        sizes, self._sizes = self._sizes, []
+        if sizes:
+            metrics |= {
+                "selection/group_size_mean": float(np.mean(sizes)),
+                "selection/group_size_max": max(sizes),
+            }
         return metrics
 
     def refill(
@@ -144,17 +171,22 @@ class Curriculum:
             dealt = self._dealt
             if not dealt:
                 self._begun = self._choose(self.next_index)
-            members = range(dealt, min(size, dealt + room))
+            # A group of any size takes the room of a mean one: the lag bound counts groups.
+            count = self._begun.size or size
+            members = range(dealt, count if self._whole_groups else min(size, dealt + room))
             tasks += self._group(self.next_index, version if lockstep else 0, members, self._begun)
-            room -= len(members)
-            self._dealt = members.stop % size
+            room -= size if self._whole_groups else len(members)
+            self._dealt = members.stop % count
             self.next_index += not self._dealt
         return tasks
 
     @property
     def _taken(self) -> int:
         """Room that is taken; the first group of a family takes up the room of all its groups."""
-        return sum(len(tasks) for group, tasks in self.outstanding.items() if not names.stage_of(group))
+        mean = self.config.first_members if isinstance(self.config.budget, SharedBudget) else None
+        return sum(
+            mean or len(tasks) for group, tasks in self.outstanding.items() if not names.stage_of(group)
+        )
 
     def ask(self, family_id: str, stage: int, children: Sequence[ChildTask]) -> None:
         """Make the tasks of a family's next group, which the next `refill` returns.
@@ -260,9 +292,7 @@ class Curriculum:
         """
         self.next_index, self._dealt = state["next_index"], state["dealt"]
         self._begun = _restored(state.get("begun", ()))
-        selection = self.config.selection
-        if isinstance(selection, ChosenSelection) and "stats" in state:
-            self.stats = TaskStats.restored(selection.tasks, selection.half_life, state["stats"])
+        self.stats = self._stats_of(state.get("stats"))
         self.outstanding.clear()
         return [
             task
@@ -285,7 +315,11 @@ class Curriculum:
         wanted = {_place(name) for name in known} | beyond
         if self._whole_groups:
             # A group is trained or dropped as a whole, so its members that were never put must be put now.
-            wanted |= {(index, m) for index, _ in wanted & here for m in range(self.config.first_members)}
+            wanted |= {
+                (index, m)
+                for index, _ in wanted & here
+                for m in range(choices[index].size or self.config.first_members)
+            }
         self.outstanding.clear()
         tasks = [
             task
@@ -315,7 +349,10 @@ class Curriculum:
                 self.stats.deal(task)
 
     def _dealt_between(self, first: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
-        """Yield group index and member of what is dealt out from one place on, up to another one."""
+        """Yield group index and member of what is dealt out from one place on, up to another one.
+
+        A group of which nothing is known is taken to have the members that the settings say.
+        """
         for index in range(first[0], end[0] + 1):
             for member in range(self.config.first_members):
                 if first <= (index, member) < end:
@@ -338,18 +375,25 @@ class Curriculum:
 
     def _choose(self, group: int) -> Choice:
         """Choose for a group that is about to be dealt out, and count it."""
-        selection, stats = self.config.selection, self.stats
-        if stats is None or not isinstance(selection, ChosenSelection):
+        selection, stats, budget = self.config.selection, self.stats, self.config.budget
+        if stats is None:
             return PLAIN
-        # Seeded by the number of the group, so that a restart draws the same again.
-        rng = np.random.default_rng([self.seed, group])
-        under_way = (names.choice_of(group_id).task for group_id in self.outstanding)
-        task = choose(selection, stats, rng, {task for task in under_way if task is not None})
+        if isinstance(selection, ChosenSelection):
+            # Seeded by the number of the group, so that a restart draws the same again.
+            rng = np.random.default_rng([self.seed, group])
+            under_way = (names.choice_of(group_id).task for group_id in self.outstanding)
+            task = choose(selection, stats, rng, {task for task in under_way if task is not None})
+        else:
+            task = self._task(group)
         divide = isinstance(selection, ValueSelection) and selection.divide
         uses = stats.uses(task) if divide else 1
         stats.deal(task)
         self._damped = self._damped[0] + 1, self._damped[1] + (uses > 1)
-        return Choice(task=task, uses=uses)
+        size = None
+        if isinstance(budget, SharedBudget):
+            size = int(group_sizes(budget, stats, self.config.group_size)[task])
+            self._sizes.append(size)
+        return Choice(task=task, size=size, uses=uses)
 
     def note_ended(self, group_id: str, members: Iterable[Trajectory]) -> None:
         """Note the answers of a group, or of some of its members, that are trained or dropped now.
@@ -368,7 +412,7 @@ class Curriculum:
     ) -> list[Task]:
         """Make the tasks of these members of a group; the member after the trained ones is greedy."""
         group_id = names.group_id(self.lineage, index, choice)
-        size, greedy = self.config.first_members, self.config.greedy_member
+        size, greedy = choice.size or self.config.first_members, self.config.greedy_member
         temperature = self.config.sampling.temperature
         tasks = [
             Task(

@@ -145,6 +145,16 @@ SELECTION = table(
             'last step; only with `kind = "value"`',
         ),
         Gauge(
+            "selection/group_size_mean",
+            "trajectories",
+            "mean members of the groups that were dealt since the last step; only with `[learner.budget]`",
+        ),
+        Gauge(
+            "selection/group_size_max",
+            "trajectories",
+            "members of the largest of these groups; only with `[learner.budget]`",
+        ),
+        Gauge(
             "selection/informative_share",
             "share",
             "groups with different returns among those that were trained or dropped since the last step",

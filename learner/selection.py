@@ -83,6 +83,7 @@ class TaskStats:
         ([0.0, 4.0], [0.5, 0.3333333333333333], 0.3248)
     """
 
+    # What is saved of each task.
     _SAVED = ("attempts", "right", "total", "squares", "value", "dealt", "ever", "failed", "last")
 
     def __init__(self, tasks: int, half_life: float = 16.0) -> None:

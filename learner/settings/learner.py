@@ -7,6 +7,7 @@ from pydantic import Field
 
 from learner.settings.advantages import RewardConfig, judges_groups
 from learner.settings.algorithm import AlgorithmConfig
+from learner.settings.budget import BudgetConfig, FixedBudget, SharedBudget
 from learner.settings.families import FamilyConfig
 from learner.settings.given import GivenConfig
 from learner.settings.selection import SelectionConfig, SequentialSelection
@@ -297,6 +298,7 @@ class LearnerConfig(Section):
     terms are among the group. With several terms a group is dropped if no term has a difference. With `amplify` a
     perfect return has the advantage 1 also where all members have it, so such groups are never dropped (R3L)."""
     selection: SelectionConfig = SequentialSelection()
+    budget: BudgetConfig = FixedBudget()
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -460,6 +462,8 @@ class LearnerConfig(Section):
     @property
     def largest_group(self) -> int:
         """Trajectories of the largest group that may be under way."""
+        if isinstance(self.budget, SharedBudget):
+            return self.budget.largest
         return self.group_members if self.family is None else self.family.largest(self.group_size)
 
     @property

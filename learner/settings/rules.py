@@ -20,6 +20,7 @@ from learner.settings.advantages import (
     values_of_parts,
 )
 from learner.settings.algorithm import KlConvex, KlPenalty
+from learner.settings.budget import MOST_TASKS, SharedBudget
 from learner.settings.families import (
     BranchFamily,
     DraftFamily,
@@ -32,7 +33,7 @@ from learner.settings.families import (
     quoted_answers,
 )
 from learner.settings.learner import RESCUE_RULES, LearnerConfig, ReplayConfig
-from learner.settings.selection import FailuresSelection, ValueSelection
+from learner.settings.selection import FailuresSelection, TaskList, ValueSelection
 from learner.settings.surrogates import BoundedSurrogate
 
 ADAPTERS_LR = 1e-5
@@ -43,6 +44,7 @@ def contradictions(learner: LearnerConfig) -> Iterator[str]:
     """Yield a line per mistake between sections of `[learner]`: field, value seen, cure."""
     yield from _groups(learner)
     yield from _selection(learner)
+    yield from _budget(learner)
     yield from _updates(learner)
     yield from replay_contradictions(learner)
     yield from reward_contradictions(learner)
@@ -83,6 +85,37 @@ def _selection(learner: LearnerConfig) -> Iterator[str]:
         yield (
             f'learner.selection.kind is "{selection.kind}", which goes by whole groups, but learner.train_on is '
             f'"{learner.train_on}"; use train_on = "groups", or selection kind "near"'
+        )
+
+
+def _budget(learner: LearnerConfig) -> Iterator[str]:
+    """Yield the refusal of a budget that cannot be shared out."""
+    budget, selection, name = learner.budget, learner.selection, "learner.budget"
+    if not isinstance(budget, SharedBudget):
+        return
+    if not isinstance(selection, TaskList):
+        yield (
+            f'{name}.kind is "{budget.kind}" but learner.selection.kind is "{selection.kind}": each task comes once, '
+            'so nothing is known of it; use selection kind "epochs" or "near"'
+        )
+    elif selection.tasks > MOST_TASKS:
+        yield (
+            f'{name}.kind is "{budget.kind}" but learner.selection.tasks is {selection.tasks}: answers are shared out '
+            f"among at most {MOST_TASKS:,} tasks"
+        )
+    if learner.train_on != "groups":
+        yield f'{name}.kind is "{budget.kind}" but learner.train_on is "{learner.train_on}"; use train_on = "groups"'
+    if not budget.smallest <= learner.group_size <= budget.largest:
+        yield (
+            f"learner.group_size is {learner.group_size}, not between {name}.smallest {budget.smallest} and "
+            f"{name}.largest {budget.largest}, of which it is the mean"
+        )
+    if learner.greedy_member is not None:
+        yield f'{name}.kind is "{budget.kind}" beside an advantage of kind "greedy", whose groups have one size'
+    if learner.family is not None and learner.family.kind not in ("hint", "guided"):
+        yield (
+            f'{name}.kind is "{budget.kind}" beside learner.family.kind "{learner.family.kind}", which divides a group '
+            'of one size; use kind "hint" or "guided", or take one of them out'
         )
 
 

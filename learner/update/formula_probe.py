@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from learner.advantages import own_advantages
+from learner.budget import predicted
 from learner.errors import FormulaError
 from learner.formulas import Members, Rollouts, load_formula
 from learner.rewards import own_rewards
+from learner.selection import TaskStats
+from learner.settings.budget import OwnPrediction
 from learner.settings.formulas import (
     OwnAdvantage,
     OwnCorrection,
@@ -66,6 +69,8 @@ def _try(own: OwnFormula, place: str) -> Iterator[str]:
             _try_advantage(own)
         case OwnReward():
             _try_reward(own)
+        case OwnPrediction():
+            predicted(own, TaskStats(4))
 
 
 def probe_view(lengths: tuple[int, ...] = LENGTHS, *, first: int = 0) -> View:

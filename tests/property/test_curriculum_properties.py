@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from learner.curriculum import Curriculum
 from learner.settings.learner import LearnerConfig
-from protocol.names import choice_of, group_index, without_choice
+from protocol.names import choice_of, group_index, group_of_task, without_choice
 from tests.property.effort import EFFORT
 
 SEED, EPOCH = 3, 4
@@ -25,6 +25,8 @@ class World:
 
     def __init__(self, train_on, selection):
         values = {"group_size": 3, "batch_trajectories": 6, "max_policy_lag": 1, "train_on": train_on}
+        if selection is SELECTIONS["shared"]:
+            values["budget"] = {"kind": "by_uncertainty", "smallest": 2, "largest": 5}
         self.config, self.whole = LearnerConfig(**values, selection=selection), train_on == "groups"
         self.curriculum = Curriculum("e", self.config, epoch=1, seed=SEED)
         self.epoch = 1
@@ -40,7 +42,7 @@ class World:
 
     def deal(self, choice):
         fresh = self.curriculum.refill(version=0, lockstep=False)
-        out = sum(map(len, self.curriculum.outstanding.values()))
+        out = self.curriculum._taken
         assert not fresh or out <= self.curriculum.capacity(lockstep=False)
         again = set(ids(fresh)) & self.known
         assert again <= self.dropped, "the broker alone knows that these are over"
@@ -77,7 +79,8 @@ class World:
         return [members for group, members in groups.items() if len(members) == self.missing(group)]
 
     def missing(self, group):
-        return sum(f"{group}.{m}" not in self.dropped for m in range(self.config.group_members))
+        members = choice_of(group).size or self.config.group_members
+        return sum(f"{group}.{m}" not in self.dropped for m in range(members))
 
     def train(self, choice):
         if units := self.units():
@@ -148,6 +151,7 @@ class World:
 
 SELECTIONS = {"sequential": {"kind": "sequential"}, "epochs": {"kind": "epochs", "tasks": EPOCH}}
 SELECTIONS |= {kind: {"kind": kind, "tasks": 9} for kind in ("near", "failures", "prune", "filter", "value")}
+SELECTIONS["shared"] = {"kind": "epochs", "tasks": 9}
 ACTIONS = ["deal", "train", "train", "train", "give_up", "checkpoint", "crash"]
 
 
@@ -173,6 +177,10 @@ def test_each_index_is_settled_once_in_the_line_that_survives(train_on, selectio
     assert not world.curriculum.outstanding
     cursor = world.curriculum.next_index * 3 + world.curriculum._dealt
     dealt = {f"1g{i // 3}.{i % 3}" for i in range(cursor)}
+    if selection == "shared":
+        groups = {group_index(group_of_task(task)) for task in world.settled}
+        assert groups <= set(range(world.curriculum.next_index))
+        return
     settled = set(map(without_choice, world.settled))
     assert settled <= dealt
     assert dealt - settled <= set(map(without_choice, world.dropped))
