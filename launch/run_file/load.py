@@ -75,6 +75,7 @@ METHOD_SETTINGS = {
     "replay": "trajectories that are trained again",
     "family": "groups that ask for further groups",
     "selection": "which task comes next; how many tasks there are belongs to the job",
+    "budget": "how a list's answers are shared out among its tasks",
     "reward": "how rewards become the values that are compared",
     "filter_uniform_groups": "whether groups that train nothing are left out, or counted",
     "group_size": "how many answers to one task the advantage needs",

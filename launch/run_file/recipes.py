@@ -14,7 +14,7 @@ from launch.run_file.sections import RunConfig
 from learner.rewards import needed_marks
 from learner.settings.advantages import compares_members
 from learner.settings.algorithm import KlConvex, KlPenalty
-from learner.settings.selection import ChosenSelection
+from learner.settings.selection import TaskList
 from recipes import ONE_ALGORITHM
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ class Recipe:
             "marks": any(needed_marks(learner)),
             "hints": learner.family is not None and learner.family.kind == "hint",
             "families": learner.family is not None,
-            "tasks again": isinstance(learner.selection, ChosenSelection),
+            "tasks again": isinstance(learner.selection, TaskList),
             "replay": learner.replay is not None,
             "reference model": reference,
             "teacher": algorithm.distillation is not None,

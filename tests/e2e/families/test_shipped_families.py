@@ -64,6 +64,7 @@ ACTS = {
     "methods/objectives/spear": "replay/share",
     "methods/selection/dots": "replay/share",
     "methods/selection/deeptravel": "selection/failed_share",
+    "methods/selection/xrpo": "family/guided_right_share",
     "methods/selection/vspo": "selection/damped_share",
 }
 """Recipes, each with the metric that is above 0 in a step in which its named part acts."""

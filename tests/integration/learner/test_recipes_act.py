@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(300)
 EVENTS = {
     *("arpo-gui", "rapo", "spear", "replay-fifo"),
     *("gac", "distillation"),
-    *("dots", "vspo", "deeptravel"),
+    *("dots", "vspo", "deeptravel", "xrpo"),
     *("ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding"),
 }
 """Recipes whose named part is an event of a run: a family, a draw from the replay table, a choice of tasks, a gradient

@@ -33,7 +33,7 @@ from tests.trajectories import make_trajectory
 
 class Intake:
     # All work that the bound allows is under way.
-    curriculum = types.SimpleNamespace(wanted_trajectories=None)
+    curriculum = types.SimpleNamespace(wanted_trajectories=None, selection_metrics=dict)
 
     def __init__(self):
         self.gauges = {"broker/units_ready": 2.0, "env/number": 1.0}

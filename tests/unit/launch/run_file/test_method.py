@@ -118,6 +118,7 @@ def test_a_method_file_sets_what_belongs_to_a_method(name):
         "replay",
         "family",
         "selection",
+        "budget",
         "reward",
         "filter_uniform_groups",
         "group_size",
@@ -131,7 +132,7 @@ def test_what_methods_set_beside_the_algorithm():
         name: {
             k: v
             for k, v in read_own(path)["learner"].items()
-            if k not in ("algorithm", "replay", "reward", "family", "selection")
+            if k not in ("algorithm", "replay", "reward", "family", "selection", "budget")
         }
         for name, path in run_files(METHODS_FOLDER).items()
     }
