@@ -108,6 +108,7 @@ class Maker:
         tools=0.5,
         correct=None,
         env=None,
+        extra=None,
     ):
         """Send the segment of one trajectory: a prompt of four tokens, an answer, an observation, an answer."""
         n, m = len(versions), 2
@@ -142,7 +143,7 @@ class Maker:
             else [Reward(reward_name, 1, reward / 2), Reward(reward_name, 3, reward / 2)],
             generator="generator-0",
             error=error,
-            extra={} if correct is None else {"correct": correct},
+            extra=({} if correct is None else {"correct": correct}) | (extra or {}),
             times=[TurnTime(1, 0.2, 1.0, tools), TurnTime(3, 0.1, 0.3, 0.0)],
         )
         arrays = {

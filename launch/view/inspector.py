@@ -20,7 +20,7 @@ from broker.journal.writer import unpack_segment
 from launch.errors import NotKept
 from launch.run_file.sections import RunConfig
 from launch.view.journal_index import JournalIndex, Row
-from launch.view.table import evaluation_of, finite, known_step, reward_of, row_of
+from launch.view.table import evaluation_of, finite, held_out_task, known_step, reward_of, row_of
 from learner.errors import BrokenTrajectory
 from learner.samples import Sample
 from learner.trajectory import branches_of
@@ -219,12 +219,20 @@ def inspector_page(
         "annotated": annotations is not None,
         "bound": None if config is None else config.max_policy_lag,
         "sample": None if sample is None else _sample(sample),
+        # The environment's own words, which every trajectory has; samples are a few of a step.
+        "answer": _text_of(last, "answer"),
+        "target": _text_of(last, "target"),
         "siblings": siblings(index, row, config, words),
     }
 
 
 def _extra(segments: Sequence[Segment]) -> dict[str, Any]:
     return {key: value for segment in segments for key, value in segment.extra.items()}
+
+
+def _text_of(last: Segment, name: str) -> str | None:
+    text = last.extra.get(name)
+    return text if isinstance(text, str) else None
 
 
 def join_turns(segments: Sequence[Segment]) -> list[Turn]:
@@ -336,8 +344,6 @@ def _sample(sample: Sample) -> dict[str, Any]:
         "return": finite(sample.return_),
         "advantage": sample.advantage,
         "end": sample.end,
-        "answer": getattr(sample, "answer", None),
-        "target": getattr(sample, "target", None),
     }
 
 
@@ -346,16 +352,11 @@ def siblings(index: JournalIndex, row: Row, config: RunConfig | None, words: Wor
 
     The first `WITH_TEXT` have what they wrote.
     """
-    found = evaluation_of(row)
+    found = held_out_task(row)
     if found is None:
         members = index.groups.get(row.group, [])
     else:
-        # The same number names the same task in each evaluation of a set.
-        members = [
-            other
-            for other in index.rows
-            if other.purpose == "eval" and (one := evaluation_of(other)) is not None and one[1] == found[1]
-        ]
+        members = [other for other in index.rows if held_out_task(other) == found]
     return [
         {
             "trajectory": other.trajectory,

@@ -226,6 +226,8 @@ class JournalIndex:
         self.delivered: dict[str, float | None] = {}
         """Wall clock of the newest delivery of each unit, in seconds since 1970."""
         self.progress = Progress()
+        self.turn_seconds = {"waited": 0.0, "sampled": 0.0, "tools": 0.0}
+        """Seconds of all turns: waited for an engine, sampled, and in tools and environment. See `TurnTime`."""
         self.changes = 0
         """Number of records taken so far; pages that were computed at an earlier number are old."""
         self._file, self._offset = 0, 0
@@ -426,6 +428,10 @@ class JournalIndex:
             row.failure = describe(failure_or_text(segment.failure, segment.error))
         correct = segment.extra.get("correct")
         row.correct = row.correct if correct is None else bool(correct)
+        for time in segment.times:
+            self.turn_seconds["waited"] += time.waited
+            self.turn_seconds["sampled"] += time.sampled
+            self.turn_seconds["tools"] += time.tools
         for reward in segment.rewards:
             name = sys.intern(reward.name)
             row.rewards[name] = row.rewards.get(name, 0.0) + reward.value

@@ -1,7 +1,7 @@
 """Is it learning, and what limits it? One sentence of state, alarms before advice, processes. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -19,7 +19,7 @@ UNIFORM_SHARE = 0.8
 LEAST_ESS = 0.5
 CLIPPED_SHARE = 0.3
 FALL_ERRORS = 2.0
-"""Standard errors by which an evaluation has to fall below the best one."""
+"""Standard errors by which an evaluation has to differ from another one, so that it is not called chance."""
 DISK_FACTOR = 4
 
 
@@ -127,12 +127,38 @@ def learning(files: RunFiles) -> str:
     if len(scored) > 1:
         begun, newest = scored[0], scored[-1]
         parts.append(
-            f"held-out accuracy from {begun['accuracy']:.3g} to {newest['accuracy']:.3g} (± {newest['error']:.2g})"
+            f"held-out accuracy from {begun['accuracy']:.3g} to {newest['accuracy']:.3g} "
+            f"(± {newest['error']:.2g}): {verdict(begun, newest)}"
         )
     if not parts:
         return "Too early to say whether it learns."
     text = ", and ".join(parts)
     return text[0].upper() + text[1:] + "."
+
+
+def verdict(begun: Mapping[str, Any], newest: Mapping[str, Any]) -> str:
+    """Say whether the accuracy of two evaluations differs by more than `FALL_ERRORS` standard errors.
+
+    The error of the difference is √(a² + b²), with the errors a and b of both. It is too large where both have the same
+    tasks, so a change that is called real is real.
+
+    Example:
+        >>> verdict({"accuracy": 0.2, "error": 0.03}, {"accuracy": 0.4, "error": 0.04})
+        'it learns, by 4.0 standard errors'
+        >>> verdict({"accuracy": 0.2, "error": 0.03}, {"accuracy": 0.22, "error": 0.04})
+        'that may be chance, 0.4 standard errors'
+        >>> verdict({"accuracy": 0.0, "error": 0.0}, {"accuracy": 0.0, "error": 0.0})
+        'no change'
+    """
+    change = newest["accuracy"] - begun["accuracy"]
+    error = math.hypot(begun["error"], newest["error"])
+    if not change:
+        return "no change"
+    errors = abs(change) / error if error else math.inf
+    size = f"{errors:.1f} standard errors" if math.isfinite(errors) else "all answers changed"
+    if errors < FALL_ERRORS:
+        return f"that may be chance, {size}"
+    return f"{'it learns' if change > 0 else 'it gets worse'}, by {size}"
 
 
 def limit(steps: Columns) -> str:
@@ -180,7 +206,8 @@ def alarms(files: RunFiles) -> list[Finding]:
         if restarts := process.get("restarts"):
             alarm(
                 f"{name} was started again",
-                f"{restarts} times; at last: {process.get('last_reason') or 'no reason is known'}",
+                f"{'once' if restarts == 1 else f'{restarts} times'}; "
+                f"at last: {process.get('last_reason') or 'no reason is known'}",
                 "0 restarts",
                 "run/reliability.md",
             )
@@ -393,6 +420,15 @@ def evaluations(columns: Columns) -> list[dict[str, Any]]:
     return found
 
 
+def state_of(files: RunFiles, name: str) -> str:
+    """Return what a process does now: it works, has ended with its run, or is missing though the run goes on."""
+    if files.processes_alive.get(name):
+        return "works"
+    return {"running": "is missing", "ended": "ended with the run"}.get(
+        files.state, "ended when the run broke off"
+    )
+
+
 def number(value: float) -> float | None:
     """Return a number, or None for one that is missing or not finite."""
     return value if math.isfinite(value) else None
@@ -404,7 +440,7 @@ def processes(files: RunFiles) -> list[dict[str, Any]]:
         {
             "name": name,
             "pid": process.get("pid"),
-            "state": "works" if files.processes_alive.get(name) else "is not there",
+            "state": state_of(files, name),
             "restarts": process.get("restarts", 0),
             "reason": process.get("last_reason", ""),
             "started": process.get("started"),

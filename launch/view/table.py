@@ -17,7 +17,11 @@ PAGE_ROWS = 200
 BINS = 20
 REASONS = 20
 """Most reasons of failures that are listed."""
+TASKS = 20
+"""Most held-out tasks that are listed."""
 _EVALUATION = re.compile(r"(\d+)eval-(.*)-(\d+)")
+_WHEN = re.compile(r" ?\b(before|after|step \d+)( \d+)?$")
+"""When an evaluation was: the end of its tag, behind the name of the set."""
 
 
 def evaluation_of(row: Row) -> tuple[str, int] | None:
@@ -29,6 +33,19 @@ def evaluation_of(row: Row) -> tuple[str, int] | None:
     """
     match = _EVALUATION.fullmatch(row.task) if row.purpose == "eval" else None
     return (match[2], int(match[3])) if match else None
+
+
+def held_out_task(row: Row) -> tuple[str, int] | None:
+    """Return set and number of a held-out task, which are the same in each evaluation; None for a training task.
+
+    Example:
+        >>> held_out_task(Row("1eval-hard step 20 20-5.0", "1eval-hard step 20 20-5", "", 1, "e", "eval", "", 0.0))
+        ('hard', 5)
+        >>> held_out_task(Row("1eval-after 4-7.0", "1eval-after 4-7", "", 1, "e", "eval", "", 0.0))
+        ('', 7)
+    """
+    found = evaluation_of(row)
+    return None if found is None else (_WHEN.sub("", found[0]), found[1])
 
 
 def reward_of(row: Row, config: RunConfig | None) -> float | None:
@@ -254,6 +271,7 @@ def table_page(
         raise BadQuestion(f"start is {given['start'][:40]!r}; it takes a number") from None
     sampled = {(sample.task, sample.step) for sample in samples}
     reward = rewards_by(config)
+    groups = {row.group for row in rows if row.purpose == "train"}
     return {
         "total": len(index.rows),
         "selected": len(rows),
@@ -263,6 +281,9 @@ def table_page(
             for row in rows[start : start + PAGE_ROWS]
         ],
         "failures": failures(rows),
+        "worst": worst_tasks(rows, config),
+        "equal_groups": sum(is_uniform(index.groups.get(group, [])) for group in groups),
+        "groups": len(groups),
         "histogram": reward_histogram([reward(row) for row in rows]),
     }
 
@@ -278,6 +299,36 @@ def failures(rows: Sequence[Row]) -> list[dict[str, Any]]:
         {"env": env, "reason": reason, "count": len(of_reason), "trajectory": of_reason[0].trajectory}
         for (env, reason), of_reason in most
     ]
+
+
+def worst_tasks(rows: Sequence[Row], config: RunConfig | None) -> list[dict[str, Any]]:
+    """Return the held-out tasks with the lowest mean reward, each with its answers, how many solved it, and the newest.
+
+    A failed answer has no reward, and counts as an answer.
+    """
+    found: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        if (task := held_out_task(row)) is not None:
+            found.setdefault(task, []).append(row)
+    reward = rewards_by(config)
+    worst = list[dict[str, Any]]()
+    for (of_set, number), answers in found.items():
+        known = [value for row in answers if (value := finite(reward(row))) is not None]
+        worst.append(
+            {
+                "set": of_set,
+                "task": number,
+                "answers": len(answers),
+                "failed": sum(row.status == "failed" for row in answers),
+                "solved": sum(row.correct is True for row in answers),
+                "reward": sum(known) / len(known) if known else None,
+                "trajectory": max(answers, key=lambda row: (row.step, row.pieces[-1].at or 0.0)).trajectory,
+            }
+        )
+    worst.sort(
+        key=lambda one: (one["solved"] / one["answers"], one["reward"] or 0.0, one["set"], one["task"])
+    )
+    return [one for one in worst if one["solved"] < one["answers"]][:TASKS]
 
 
 def row_of(row: Row, index: JournalIndex, config: RunConfig | None, sampled: bool = False) -> dict[str, Any]:

@@ -81,6 +81,7 @@ def timeline_page(files: RunFiles, index: JournalIndex) -> dict[str, Any]:
         "generators": by_generator(index),
         "restarts": restarts(files),
         "totals": totals(steps),
+        "turns": dict(index.turn_seconds) if any(index.turn_seconds.values()) else None,
         "arrivals": any(row.pieces[-1].at is not None for row in index.rows[-50:] if row.pieces),
     }
 

@@ -63,6 +63,12 @@ export function curves(title, lines, given = {}) {
     return values;
   };
   const data = [xs, ...lines.map((line) => column(line, "y"))];
+  // Until somebody points at a step, a line that the newest step lacks is read where it was last known.
+  const reached = (values, at, pointed) => {
+    if (values[at] !== null || (pointed !== null && pointed !== undefined)) return num(values[at]);
+    const last = values.findLastIndex((value) => value !== null && !Number.isNaN(value));
+    return last < 0 ? "—" : `${num(values[last])} (at ${given.time ? new Date(1000 * xs[last]).toLocaleTimeString("sv") : num(xs[last])})`;
+  };
   const reading = h("div", { class: "keys-of", "aria-live": "off" });
   const box = h("div", { class: "plot" });
   const one = { place: box, plot: null, draw };
@@ -70,7 +76,7 @@ export function curves(title, lines, given = {}) {
     reading.replaceChildren();
     const at = i === null || i === undefined ? xs.length - 1 : i;
     add(reading, [h("span", {}, `${given.time ? new Date(1000 * xs[at]).toLocaleTimeString("sv") : `${given.xname || "step"} ${num(xs[at])}`}`),
-      lines.map((line, k) => h("span", {}, sample(k), `${line.label} ${num(data[k + 1][at])}`))]);
+      lines.map((line, k) => h("span", {}, sample(k), `${line.label} ${reached(data[k + 1], at, i)}`))]);
   };
   function draw() {
     one.plot?.destroy();

@@ -2,7 +2,7 @@
 
 import { h, num, seconds, longText, table, csv, save } from "./dom.js";
 import { ask, address } from "./data.js";
-import { listOf } from "./trajectories.js";
+import { became, listOf } from "./trajectories.js";
 
 const SHADES = [
   ["version", "policy version"], ["lag", "policy lag when it was trained"], ["logp", "behaviour log-probability"],
@@ -55,19 +55,25 @@ function facts(page) {
   const fact = (name, value) => h("span", {}, h("b", {}, `${name} `), value);
   return h("div", { class: "facts card", id: "facts" },
     fact("trajectory", page.trajectory), fact("environment", page.env || "—"), fact("set", page.evaluation || page.purpose), fact("group", `${page.group}${page.uniform ? " (equal returns: it teaches nothing)" : ""}`),
-    fact("step", num(page.step)), fact("outcome", page.outcome), fact("status", page.status), fact("end", page.failure || page.reason || "—"),
+    fact("step", num(page.step)), fact("outcome", became(page)), fact("status", page.status), fact("end", page.failure || page.reason || "—"),
     fact("sampled tokens", num(page.length)), fact("tokens", num(page.tokens.id.length)), fact("turns", num(page.turns.length)),
-    fact("versions", page.versions ? page.versions.join("–") : "—"), fact("largest lag", `${num(page.lag)} (bound ${num(page.bound)})`),
+    fact("versions", page.versions ? [...new Set(page.versions)].join("–") : "—"), fact("largest lag", `${num(page.lag)} (bound ${num(page.bound)})`),
     fact("generators", page.generators.join(", ") || "—"), fact("temperature", num(page.temperature)));
+}
+
+/** Returns the mean of what is known; null where nothing is. */
+function meanOf(values) {
+  const known = (values ?? []).filter((value) => value !== null);
+  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
 }
 
 function answer(page) {
   const one = page.sample;
   return h("div", { class: "facts card" },
     h("span", {}, h("b", {}, "reward "), num(page.reward)), Object.entries(page.rewards).map(([name, value]) => h("span", {}, h("b", {}, `reward "${name}" `), num(value))),
-    h("span", {}, h("b", {}, "return trained on "), num(one?.return)), h("span", {}, h("b", {}, "mean advantage "), num(one?.advantage)),
+    h("span", {}, h("b", {}, "return trained on "), num(one?.return)), h("span", {}, h("b", {}, "mean advantage "), num(one?.advantage ?? meanOf(page.tokens.advantage))),
     h("span", {}, h("b", {}, "solved "), page.correct === null ? "—" : page.correct ? "✓ yes" : "✗ no"),
-    h("span", { id: "answer" }, h("b", {}, "answer "), one?.answer ?? "—"), h("span", { id: "target" }, h("b", {}, "target "), one?.target ?? "—"));
+    h("span", { id: "answer" }, h("b", {}, "answer "), page.answer ?? "—"), h("span", { id: "target" }, h("b", {}, "target "), page.target ?? "—"));
 }
 
 const textOf = (page, turn) => (turn.text === null ? page.tokens.id.slice(Math.max(0, turn.start), turn.end).join(" ") : turn.text);
@@ -88,7 +94,9 @@ function turnBlock(page, turn, text) {
 /** Tokens one by one, plain or shaded by one of their facts; the facts of the token under the pointer stand below. */
 function tokens(main, page, turns, tab, given, go) {
   const columns = page.tokens;
-  const known = SHADES.filter(([name]) => name in columns && columns[name].some((value) => value !== null));
+  const kept = columns.logp_current?.some((value) => value !== null);
+  // No cut at all is known, too, where the learner kept what it made of the tokens.
+  const known = SHADES.filter(([name]) => name in columns && (name === "cut" ? kept : columns[name].some((value) => value !== null)));
   const shade = tab === "shaded" ? (SHADES.some(([name]) => name === given.shade) ? given.shade : "lag") : null;
   // Where the gradient was cut is a yes or no; its reason stands below.
   if (columns.cut) columns.was_cut = columns.cut.map((why, i) => (columns.action[i] ? Number(Boolean(why)) : null));
@@ -104,6 +112,7 @@ function tokens(main, page, turns, tab, given, go) {
       SHADES.map(([name, title]) => h("option", { value: name, selected: name === shade }, known.some(([k]) => k === name) ? title : `${title} —`)))),
       values.length ? legend(low, high, signed, much) : h("span", {}, "— this was not kept for this trajectory, which differs from 0")));
   }
+  if (shade && kept) main.append(h("p", { id: "cuts" }, cuts(columns)));
   const box = h("div", { class: `tokens ${tab === "tokens" ? "boxed" : ""}` });
   let spans = 0;
   for (const turn of turns) {
@@ -143,6 +152,14 @@ function tokens(main, page, turns, tab, given, go) {
       ...columns.id.map((_, i) => [page.first_token + i, ...Object.values(columns).map((column) => (typeof column[i] === "boolean" ? String(column[i]) : column[i]))])])) }, "CSV of all tokens"));
 }
 
+/** Says how many sampled tokens each reason cut from the gradient. */
+function cuts(columns) {
+  const counts = new Map();
+  columns.cut.forEach((why, i) => { if (columns.action[i] && why) counts.set(why, (counts.get(why) ?? 0) + 1); });
+  const of = columns.action.filter(Boolean).length;
+  return counts.size ? `Of ${num(of)} sampled tokens: ${[...counts].map(([why, n]) => `${num(n)} ${why}`).join("; ")}.` : `No bound cut the gradient of any of ${num(of)} sampled tokens.`;
+}
+
 const visible = (word) => (word === "" ? "∅" : word.replace(/\n/g, "⏎").replace(/\t/g, "⇥"));
 
 function tokenFacts(page, i) {
@@ -174,7 +191,7 @@ function tree(page) {
 function siblings(page, other) {
   return table("siblings", [["trajectory", (r) => h("a", { href: other(r.trajectory) }, r.trajectory)], ["set", (r) => r.evaluation || "training"],
     ["reward", (r) => num(r.reward)], ["solved", (r) => (r.correct === null ? "—" : r.correct ? "✓" : "✗")], ["status", (r) => r.status],
-    ["length", (r) => num(r.length)], ["step", (r) => num(r.step)], ["outcome", (r) => r.outcome],
+    ["length", (r) => num(r.length)], ["step", (r) => num(r.step)], ["outcome", (r) => became(r)],
     ["what it wrote", (r) => (r.text === null ? "—" : h("pre", { class: "text answer" }, r.text.slice(0, 1200)))]], page.siblings,
     { rowClass: (r) => (r.trajectory === page.trajectory ? "now" : null) });
 }

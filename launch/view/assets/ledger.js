@@ -55,6 +55,8 @@ const link = (name, given) => h("a", { href: address("table", { run: given.run, 
 
 function meaning(name) {
   if (name.startsWith("trained: masked")) return "tokens of trained trajectories that were older than the lag bound, so that they carried no gradient";
+  if (name === "dropped: stale, by the learner") return "all of the trajectory was older than the lag bound, so the learner trained none of it";
+  if (name === "dropped: equal returns in its group") return "no member of the group did better than another, so there is no gradient";
   if (name.startsWith("trained")) return "tokens that entered a gradient";
   if (name === "dropped: evaluated") return "answers to held-out tasks";
   return "tokens that the learner filtered out";
@@ -77,7 +79,7 @@ function sankey(flow, outcomes, given) {
   const label = (x, y, ...lines) => lines.forEach((line, i) => svg.append(s("text", { x, y: y + 13 * i }, line)));
   const top = 26;
   const old = flow.sampled !== null && flow.sampled < flow.journaled;
-  label(4, 14, old ? "sampled — (the metrics are older)" : `sampled ${num(flow.sampled)}`);
+  label(4, 14, old ? "sampled — (the newest metrics are older than the journal)" : `sampled ${num(flow.sampled)}`);
   label(300, 14, `journaled ${num(flow.journaled)}`);
   label(620, 14, `outcome`);
   column(4, top, sampled, "sampled tokens, as generators count them");

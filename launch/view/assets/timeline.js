@@ -16,7 +16,10 @@ export async function render(main, given, go) {
     h("h1", {}, "Who waited for whom?"),
     page.clock ? "" : h("p", { class: "soft" }, "— this run has no wall clock in its metrics: steps stand one behind the other, by their own durations"),
     h("p", { class: "facts" }, PARTS.map(([name, title]) => h("span", {}, h("b", {}, `learner ${title} `),
-      `${seconds(page.totals[name])} (${total ? percent((page.totals[name] ?? 0) / total) : "—"})`))),
+      `${seconds(page.totals[name])} (${total && page.totals[name] !== null ? percent(page.totals[name] / total) : "—"})`))),
+    h("p", { class: "facts", id: "turns" }, page.turns ? TURN.map(([name, title]) => h("span", {}, h("b", {}, `episodes: ${title} `),
+      `${seconds(page.turns[name])} (${percent(page.turns[name] / TURN.reduce((sum, [one]) => sum + page.turns[one], 0))})`))
+      : "— nobody measured the seconds of turns in this run"),
     page.steps.length ? roles(page, given) : h("p", {}, "— no learner step was made"),
     page.generators.length ? h("section", {}, h("h2", {}, "Generators"), table("generators", [["generator", (g) => g.name || "—"],
       ["trajectories", (g) => num(g.trajectories)], ["sampled tokens in the journal", (g) => num(g.tokens)],

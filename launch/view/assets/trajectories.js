@@ -11,6 +11,9 @@ const MEMORY = { query: "", ids: [], start: 0 };
 /** The filter in an address: what `ask("table")` needs. */
 export const filterOf = (given) => Object.fromEntries(["run", "sort", "start", ...FIELDS].map((n) => [n, given[n]]).filter(([, v]) => v));
 
+/** What became of a trajectory: the broker drops answers to held-out tasks once they are counted. */
+export const became = (row) => (row.evaluation && row.outcome === "dropped" ? "evaluated" : row.outcome);
+
 /** Returns the trajectories of the list that a filter gives, for "next" and "previous". */
 export async function listOf(query) {
   if (MEMORY.query !== query) {
@@ -27,13 +30,13 @@ export async function render(main, given, go) {
   const histogram = page.histogram;
   main.append(h("h1", {}, "What does it write?"),
     filters(page, given, go),
-    h("p", { id: "count" }, `${num(page.selected)} of ${num(page.total)} trajectories in the journal. `,
+    h("p", { id: "count" }, `${num(page.selected)} of ${num(page.total)} trajectories in the journal; ${num(page.equal_groups)} of ${num(page.groups)} groups have equal returns and teach nothing. `,
       FIELDS.some((name) => given[name]) ? h("button", { type: "button", class: "small", onclick: () => { location.hash = address("table", { run: given.run }); } }, "no filter") : null),
     h("div", { class: "pair" }, histogram.edges.length ? bars("Rewards; a click filters", histogram.edges.slice(0, -1).map((e) => num(e, 3)), [{ counts: histogram.counts }], {
       names: histogram.edges.slice(0, -1).map((e, i) => `${num(e)} to below ${num(histogram.edges[i + 1])}`),
       link: (i) => address("table", { ...filterOf(given), start: "", reward_min: num(histogram.edges[i], 12), reward_max: below(histogram.edges[i + 1]) }),
       under: histogram.missing ? h("p", { class: "soft" }, `${num(histogram.missing)} have no reward`) : null }) : h("p", { class: "soft" }, "— none of them has a reward")),
-    failures(page, given), rows(page, given, go, query), pages(page, given, go));
+    failures(page, given), worst(page, given), rows(page, given, go, query), pages(page, given, go));
 }
 
 function failures(page, given) {
@@ -41,6 +44,14 @@ function failures(page, given) {
   return h("section", {}, h("h2", {}, "Why episodes failed"), table("failures", [["episodes", (f) => num(f.count)], ["environment", (f) => f.env],
     ["reason", (f) => f.reason || "—"], ["one of them", (f) => h("a", { href: address("trajectory", { run: given.run, id: f.trajectory }) }, f.trajectory)],
     ["", (f) => h("a", { href: address("table", { run: given.run, status: "failed", env: f.env, reason: f.reason.slice(0, 200) }) }, "all of them")]], page.failures));
+}
+
+function worst(page, given) {
+  if (!page.worst.length) return null;
+  return h("details", { id: "worst" }, h("summary", {}, "Held-out tasks that fail, the worst first"), table("held-out tasks", [
+    ["task", (t) => `${t.set} ${t.task}`.trim()], ["solved", (t) => `${num(t.solved)} of ${num(t.answers)} answers`], ["failed", (t) => num(t.failed)], ["mean reward", (t) => num(t.reward)],
+    ["newest answer", (t) => h("a", { href: address("trajectory", { run: given.run, id: t.trajectory }) }, t.trajectory)],
+    ["", (t) => h("a", { href: address("table", { run: given.run, purpose: "eval", task: t.task, sort: "step" }) }, "all answers")]], page.worst));
 }
 
 const below = (edge) => String(edge - 1e-9 * Math.max(1, Math.abs(edge)));
@@ -79,7 +90,7 @@ function rows(page, given, go, query) {
     [head("turns", "turns"), (r) => num(r.turns)],
     [head("version", "versions"), (r) => (r.versions ? (r.versions[0] === r.versions[1] ? `${r.versions[0]}` : r.versions.join("–")) : "—")],
     [head("lag", "lag"), (r) => num(r.lag)],
-    ["outcome", (r) => r.outcome],
+    ["outcome", became],
     ["end", (r) => (r.status === "finished" ? r.reason : `${r.status}: ${r.reason}`)],
     ["arrived", (r) => clock(r.at)],
   ], page.rows, { rowClass: (r) => (r.uniform ? "uniform" : null) });

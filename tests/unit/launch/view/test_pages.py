@@ -102,6 +102,42 @@ def test_reasons_of_failures_are_counted(questions):
     assert questions.ask("table", {"outcome": "trained"})["failures"] == []
 
 
+def test_the_worst_held_out_tasks_are_named(questions):
+    page = questions.ask("table", {})
+    rewards = [row["reward"] for row in page["rows"] if row["purpose"] == "eval"]
+    assert page["worst"] == [
+        {
+            "set": "", "task": 0, "answers": 2, "failed": 0, "solved": 1, "reward": sum(rewards) / 2,
+            "trajectory": "1eval-after 4-0.0",
+        }
+    ]  # fmt: skip
+    assert questions.ask("table", {"correct": "true"})["worst"] == []
+
+
+def test_groups_that_teach_nothing_are_counted(questions):
+    page = questions.ask("table", {})
+    assert page["equal_groups"] == 1
+    assert page["groups"] == len({row["group"] for row in page["rows"] if row["purpose"] == "train"})
+
+
+def test_seconds_of_all_turns_are_those_of_the_trajectories(questions, sums):
+    turns = questions.ask("timeline", {})["turns"]
+    times = [time for name in sums.of for time in questions.ask("trajectory", {"id": name})["times"]]
+    for name in ("waited", "sampled", "tools"):
+        assert turns[name] == pytest.approx(sum(time[name] for time in times))
+    # One trajectory of the run has slow tools; each of the others waits 0.3 s and samples for 1.3 s.
+    assert turns["waited"] == pytest.approx(0.3 * len(sums.of))
+
+
+def test_a_trajectory_without_a_sample_has_its_answer_and_target(tmp_path):
+    maker = Maker(tmp_path / "run")
+    maker.group(2, rewards=[0.0, 1.0], extra={"answer": "9", "target": "4"})
+    maker.train()
+    questions = Questions([maker.close()])
+    page = questions.ask("trajectory", {"id": "1g0.0.0"})
+    assert (page["answer"], page["target"], page["sample"]) == ("9", "4", None)
+
+
 def test_rows_without_a_value_come_last_in_both_directions(questions):
     for sort in ("lag", "-lag"):
         lags = [row["lag"] for row in questions.ask("table", {"sort": sort})["rows"]]
