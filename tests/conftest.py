@@ -1,4 +1,4 @@
-"""Settings shared by all tests: one thread per process, no model hub, DeepSpeed on the CPU, no deadline for examples."""
+"""Settings of all tests: one thread per process, no model hub, DeepSpeed on the CPU, no deadline for examples."""
 
 import os
 
