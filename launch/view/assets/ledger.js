@@ -79,7 +79,7 @@ function sankey(flow, outcomes, given) {
   const label = (x, y, ...lines) => lines.forEach((line, i) => svg.append(s("text", { x, y: y + 13 * i }, line)));
   const top = 26;
   const old = flow.sampled !== null && flow.sampled < flow.journaled;
-  label(4, 14, old ? "sampled — (the newest metrics are older than the journal)" : `sampled ${num(flow.sampled)}`);
+  label(4, 14, old ? "sampled — (the generators’ count is behind the journal)" : `sampled ${num(flow.sampled)}`);
   label(300, 14, `journaled ${num(flow.journaled)}`);
   label(620, 14, `outcome`);
   column(4, top, sampled, "sampled tokens, as generators count them");
