@@ -203,6 +203,8 @@ def assign_advantages(
         FormulaError: an advantage of the user's own cannot be computed, or is not one number for each trajectory or
             token.
     """
+    if any(t.lane for t in trajectories):
+        return _beside_lane(config, trajectories, current_version)
     assigned = _assigned(config, trajectories, estimates, fresh, window_tokens, current_version)
     uses = np.array([names.choice_of(t.group_id).uses for t in trajectories])
     if (uses == 1).all():
@@ -212,6 +214,21 @@ def assign_advantages(
     return replace(
         assigned, advantage=assigned.advantage / each, median_advantage=assigned.median_advantage / each
     )
+
+
+def _beside_lane(
+    config: AlgorithmConfig, trajectories: Sequence[Trajectory], current_version: int
+) -> TokenAdvantages:
+    """Return advantages where some members are in a lane: the others are compared as if these were not there."""
+    own = [t for t in trajectories if not t.lane]
+    assigned = assign_advantages(config, own, current_version=current_version) if own else None
+    lengths = [len(t) for t in trajectories]
+    lane = np.repeat([t.lane for t in trajectories], lengths)
+    advantage = np.repeat([t.advantage or 0.0 for t in trajectories], lengths)
+    median = advantage.copy()
+    if assigned is not None:
+        advantage[~lane], median[~lane] = assigned.advantage, assigned.median_advantage
+    return TokenAdvantages.of_tokens(advantage, median)
 
 
 def _assigned(

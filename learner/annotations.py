@@ -71,7 +71,7 @@ def _bits(trajectories: Sequence[Trajectory], numbers: TokenNumbers) -> NDArray[
     learned = np.concatenate([t.learned_mask for t in trajectories])
     usable = columns["fresh"] > 0
     for t, start in zip(trajectories, batch.starts.tolist(), strict=False):
-        if t.baseline:
+        if t.unused:
             usable[start : start + len(t)] = True
     bits = np.where(learned, np.where(usable, _UNUSED, _STALE), _AUXILIARY)
     bits[numbers.place] = _TRAINED

@@ -76,6 +76,8 @@ class Curriculum:
     """What the answers so far show of each task; None: tasks are not chosen by them."""
     under_way: UnderWay | None = None
     """What keeps the work under way below the bound; None: the bound alone does, see `learner.under_way`."""
+    entropy: float | None = None
+    """Mean entropy of the last batch in nats, which chooses the temperature of a lane; None: not measured."""
     _asked: list[Task] = field(default_factory=list)
     """Tasks that families have asked for and that are not put yet."""
     _begun: Choice = PLAIN
@@ -280,6 +282,7 @@ class Curriculum:
             "unfinished": sorted(unfinished),
             **({"begun": _saved(self._begun)} if self._dealt and self._begun != PLAIN else {}),
             **({} if self.stats is None else {"stats": self.stats.state()}),
+            **({} if self.config.lane is None else {"entropy": self.entropy}),
         }
 
     def restore(self, state: dict[str, Any], min_version: int = 0) -> list[Task]:
@@ -293,6 +296,7 @@ class Curriculum:
         self.next_index, self._dealt = state["next_index"], state["dealt"]
         self._begun = _restored(state.get("begun", ()))
         self.stats = self._stats_of(state.get("stats"))
+        self.entropy = state.get("entropy")
         self.outstanding.clear()
         return [
             task
@@ -404,16 +408,15 @@ class Curriculum:
         if self.stats is None or task is None:
             return
         ended = [t for t in members if t.group_id == group_id and t.status not in ("failed", "unfinished")]
-        answers = [Answer(t.return_, t.correct) for t in ended if not t.baseline]
+        answers = [Answer(t.return_, t.correct) for t in ended if not (t.baseline or t.lane)]
         self.stats.add(task, names.group_index(group_id), answers)
 
     def _group(
         self, index: int, min_version: int, members: Sequence[int], choice: Choice = PLAIN
     ) -> list[Task]:
-        """Make the tasks of these members of a group; the member after the trained ones is greedy."""
+        """Make the tasks of these members of a group; those after the trained ones are greedy, or of a lane."""
         group_id = names.group_id(self.lineage, index, choice)
-        size, greedy = choice.size or self.config.first_members, self.config.greedy_member
-        temperature = self.config.sampling.temperature
+        size = choice.size or self.config.first_members
         tasks = [
             Task(
                 task_id=names.task_id(group_id, member),
@@ -422,7 +425,7 @@ class Curriculum:
                 member=member,
                 env=self.env,
                 data={"index": self._task(index) if choice.task is None else choice.task, "split": "train"},
-                sampling=self._sampling(temperature=0.0 if member == greedy else temperature),
+                sampling=self._sampling(temperature=self._temperature(member)),
                 min_policy_version=min_version,
                 deadline_s=self.config.sampling.max_trajectory_s,
             )
@@ -430,6 +433,14 @@ class Curriculum:
         ]
         self.outstanding[group_id] = self.outstanding.get(group_id, []) + tasks
         return tasks
+
+    def _temperature(self, member: int) -> float:
+        """Return the sampling temperature of a member of a group."""
+        if member == self.config.greedy_member:
+            return 0.0
+        if self.config.lane is not None and member >= self.config.group_members:
+            return self.config.lane.temperature(self.entropy)
+        return self.config.sampling.temperature
 
     def _task(self, group: int) -> int:
         return task_index(self.config.selection, group, self.seed)

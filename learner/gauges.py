@@ -335,6 +335,8 @@ UPDATE = table(
             "nats",
             "mean negative log-probability of these tokens before the step",
         ),
+        Gauge("learner/lane_share", "share", "trained tokens that were sampled in a lane"),
+        Gauge("learner/lane_temperature", "1", "mean temperature of the lane's answers of the batch"),
         Gauge("learner/padding_fraction", "share", "share of computed positions that were padding"),
         Gauge(
             "learner/shared_fraction",

@@ -14,14 +14,15 @@ IDLE_STEPS = 20
 
 
 def named_parts(config: LearnerConfig) -> tuple[str, ...]:
-    """Return the metrics that are above 0 in steps in which the replay table or the family acts.
+    """Return the metrics that are above 0 in steps in which the replay table, the lane or the family acts.
 
     Example:
         >>> named_parts(LearnerConfig(replay={"rule": "success"})), named_parts(LearnerConfig())
         (('replay/share',), ())
     """
     replay = ("replay/share",) if config.replay is not None else ()
-    return replay + (parts_of(config.family) if config.family is not None else ())
+    lane = ("learner/lane_share",) if config.lane is not None else ()
+    return replay + lane + (parts_of(config.family) if config.family is not None else ())
 
 
 @dataclass

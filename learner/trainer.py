@@ -241,6 +241,7 @@ class Trainer:
     def applied(self, report: UpdateReport, units: Sequence[Unit]) -> None:
         """After a change of the weights: count it, keep the batch for replay, and publish if due."""
         self.unpublished += 1
+        self.batches.intake.curriculum.entropy = report.metrics.get("learner/entropy_nats")
         self.totals.add(report, sum(len(unit.trajectories) for unit in units))
         if self.replay is not None and not report.nonfinite:
             remember(self.replay, units, step=self.step - 1)

@@ -185,10 +185,13 @@ class Trajectory:
     origin: Origin = "own"
     replayed: bool = False
     """True if the trajectory comes from the replay table."""
+    lane: bool = False
+    """True if it was sampled at another temperature than its group, see `learner.lane`. Its behaviour log-probabilities
+    are those at its own temperature, and it is trained at 1."""
     behind_other_prompt: bool = False
     """True if it was sampled behind a different first prompt, so that its log-probabilities are not of this one."""
     advantage: float | None = None
-    """Advantage of a replayed trajectory; None: it is computed from the group."""
+    """Advantage of a replayed trajectory, or of one in a lane; None: it is computed from the group."""
     stop_reason: str = ""
     """Why the last turn ended, in the actor's words."""
     auxiliary: list[int] = field(default_factory=list)
@@ -252,6 +255,11 @@ class Trajectory:
     def baseline(self) -> bool:
         """Whether it is a greedy baseline for its group; it has no behaviour distribution."""
         return self.temperature == 0 and self.purpose == "train"
+
+    @property
+    def unused(self) -> bool:
+        """Whether no token of it is trained, however fresh: a greedy baseline, or a wrong answer of a lane."""
+        return self.baseline or (self.lane and not self.advantage)
 
     @property
     def action_turns(self) -> int:

@@ -123,6 +123,12 @@ def overlong(learner: LearnerConfig, trajectories: list[Trajectory]) -> tuple[in
     return sum(int(t.learned_mask.sum()) > rule.begins_at for t in trajectories), len(trajectories)
 
 
+def lane_right(learner: LearnerConfig, trajectories: list[Trajectory]) -> tuple[int, int]:
+    """Count right answers of the lane, among its answers."""
+    lane = [t for t in trajectories if t.lane]
+    return sum(bool(t.advantage) for t in lane), len(lane)
+
+
 def with_calls(learner: LearnerConfig, trajectories: list[Trajectory]) -> tuple[int, int]:
     """Count trajectories with a call."""
     return sum(mark_total(t, "calls") > 0 for t in trajectories), len(trajectories)
@@ -264,6 +270,9 @@ METHODS: dict[str, Method] = {
     "epo": Method(
         (Part("entropy bonus and band", NO_ENTROPY),),
     ),
+    "aepo-entropy": Method(
+        (Part("right answers of the lane", lambda learner: _lane_without_advantage(learner), lane_right),),
+    ),
     "spo-winrate": Method((Part("win rate", reward(group=None)),)),
     "fapo-rule": Method((Part("penalty on flawed answers", reward(flawed=None), flawed),)),
     "fapo-judge": Method((Part("penalty on flawed answers", reward(flawed=None), flawed),)),
@@ -286,6 +295,11 @@ def _std() -> Any:
     from learner.settings.advantages import Comparison
 
     return Comparison(of="trajectory", value="return", among=("group",), scale="std")
+
+
+def _lane_without_advantage(learner: LearnerConfig) -> Mapping[str, Any]:
+    assert learner.lane is not None
+    return {"lane": learner.lane.model_copy(update={"coefficient": 0.0})}
 
 
 def _first_term(learner: LearnerConfig) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from learner.intake.trajectories import (
     OpenTrajectories,
     compose_at_version,
     compose_rewards,
+    in_lane,
     is_usable,
     place_on_line,
     trajectories_of,
@@ -372,6 +373,8 @@ class Intake:
 
     def _receive_training(self, unit_id: str, group_id: str, trajectories: list[Trajectory]) -> None:
         """Hold a group or a trajectory that this lineage asked for, unless it would train nothing."""
+        if self.curriculum.config.lane is not None:
+            trajectories = in_lane(self.curriculum.config, trajectories)
         self.recent += trajectories
         for trajectory in trajectories:
             self.signal.episode(trajectory)
@@ -625,14 +628,17 @@ class Intake:
         """Return the outcome of a group that would train nothing, and note whether the group has a signal."""
         outcome = self._why_untrained(usable)
         if self.filter_uniform and outcome in ("", "uniform"):
-            self.signal.group([t.return_ for t in usable if not t.baseline], uniform=outcome == "uniform")
+            returns = [t.return_ for t in usable if not (t.baseline or t.lane)]
+            self.signal.group(returns, uniform=outcome == "uniform")
         return outcome
 
     def _why_untrained(self, usable: Sequence[Trajectory]) -> str:
         """Return the outcome of a group that would train nothing; "" if it would train something."""
         config = self.curriculum.config
         baselines = sum(t.baseline for t in usable)
-        if baselines == len(usable) or (config.group_members > config.group_size and not baselines):
+        if all(t.baseline or t.lane for t in usable) or (
+            config.group_members > config.group_size and not baselines
+        ):
             # There is nothing to train, or no greedy baseline to compare with.
             return "unusable"
         signal = not self.filter_uniform or has_signal(config.algorithm.advantage, usable)

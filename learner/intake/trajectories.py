@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from learner.errors import BrokenTrajectory, OpenStateError
 from learner.rewards import as_given, composed, updates_at
 from learner.settings.advantages import RewardConfig
+from learner.settings.learner import LearnerConfig
 from learner.trajectory import Counts, RouteLayers, Trajectory, newest_version, starts_of
 from protocol import names
 from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN, TOKEN_ARRAYS, Arrays, Experts, SegmentArrays
@@ -302,6 +303,25 @@ def compose_at_version(
 def is_usable(trajectory: Trajectory) -> bool:
     """Return whether a trajectory can be trained."""
     return trajectory.status != "failed" and bool(trajectory.action_tokens)
+
+
+def in_lane(config: LearnerConfig, members: Sequence[Trajectory]) -> list[Trajectory]:
+    """Mark the members of a group that were sampled in its lane, each with its advantage: right answers alone have one.
+
+    A restart or a replay finds the lane again by the temperature that is recorded, whatever was measured meanwhile.
+    """
+    lane = config.lane
+    if lane is None:
+        return list(members)
+    plain = (0.0, config.sampling.temperature)
+    return [
+        t
+        if t.temperature in plain
+        else replace(
+            t, lane=True, advantage=lane.coefficient * (t.return_ > 0 if t.correct is None else t.correct)
+        )
+        for t in members
+    ]
 
 
 State = Literal["open", "broken", "ended"]

@@ -66,6 +66,34 @@ class SamplingConfig(Section):
             )
 
 
+class LaneConfig(Section):
+    """`[learner.lane]`: members of each group that are sampled at another temperature, beside `group_size` of them.
+    What is right there is trained by REINFORCE at temperature 1, and raises or lowers the entropy (AEPO,
+    arXiv:2510.08141). Needs train_on = "groups", a surrogate of kind "clip" and sampling.temperature = 1."""
+
+    members: int = Field(1, ge=1)
+    """Members of each group in the lane. At least 1."""
+    target_entropy: float = Field(0.5, gt=0)
+    """Entropy to hold, in nats: with more than that in the last batch the lane is sampled at `low`, else at `high`.
+    Above 0. Before the first step nothing is measured, and `high` is taken."""
+    high: float = Field(1.2, gt=1)
+    """Temperature that raises the entropy. Above 1."""
+    low: float = Field(0.8, gt=0, lt=1)
+    """Temperature that lowers it. Above 0, below 1."""
+    coefficient: float = Field(1.0, gt=0)
+    """Advantage of a right answer of the lane. A wrong one is not trained. Above 0."""
+
+    def temperature(self, entropy: float | None) -> float:
+        """Return the temperature of the lane, by the mean entropy of the last batch in nats; None: not measured.
+
+        Example:
+            >>> lane = LaneConfig(target_entropy=0.5)
+            >>> lane.temperature(0.4), lane.temperature(0.5), lane.temperature(0.6), lane.temperature(None)
+            (1.2, 1.2, 0.8, 1.2)
+        """
+        return self.low if entropy is not None and entropy > self.target_entropy else self.high
+
+
 class EvaluationConfig(Section):
     """`[learner.evaluation.NAME]`: a set of held-out tasks, and how they are answered. Its metrics are
     `evaluation/NAME/...`. Every set is also evaluated before the first step and at the end."""
@@ -300,6 +328,7 @@ class LearnerConfig(Section):
     selection: SelectionConfig = SequentialSelection()
     budget: BudgetConfig = FixedBudget()
     sampling: SamplingConfig = SamplingConfig()
+    lane: LaneConfig | None = None
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     family: FamilyConfig | None = None
@@ -457,14 +486,16 @@ class LearnerConfig(Section):
     @property
     def first_members(self) -> int:
         """Trajectories of a group that is dealt out; a family may ask for other groups after it."""
-        return self.group_members if self.family is None else self.family.first(self.group_size)
+        if self.family is not None:
+            return self.family.first(self.group_size)
+        return self.group_members + (0 if self.lane is None else self.lane.members)
 
     @property
     def largest_group(self) -> int:
         """Trajectories of the largest group that may be under way."""
         if isinstance(self.budget, SharedBudget):
             return self.budget.largest
-        return self.group_members if self.family is None else self.family.largest(self.group_size)
+        return self.first_members if self.family is None else self.family.largest(self.group_size)
 
     @property
     def units_per_batch(self) -> int:

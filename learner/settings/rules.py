@@ -34,7 +34,7 @@ from learner.settings.families import (
 )
 from learner.settings.learner import RESCUE_RULES, LearnerConfig, ReplayConfig
 from learner.settings.selection import FailuresSelection, TaskList, ValueSelection
-from learner.settings.surrogates import BoundedSurrogate
+from learner.settings.surrogates import BoundedSurrogate, ClipSurrogate
 
 ADAPTERS_LR = 1e-5
 """Learning rate below which adapters hardly learn: ten times the default, which is for full weights."""
@@ -45,6 +45,7 @@ def contradictions(learner: LearnerConfig) -> Iterator[str]:
     yield from _groups(learner)
     yield from _selection(learner)
     yield from _budget(learner)
+    yield from _lane(learner)
     yield from _updates(learner)
     yield from replay_contradictions(learner)
     yield from reward_contradictions(learner)
@@ -116,6 +117,43 @@ def _budget(learner: LearnerConfig) -> Iterator[str]:
         yield (
             f'{name}.kind is "{budget.kind}" beside learner.family.kind "{learner.family.kind}", which divides a group '
             'of one size; use kind "hint" or "guided", or take one of them out'
+        )
+
+
+def _lane(learner: LearnerConfig) -> Iterator[str]:
+    """Yield what cannot be beside members of another temperature, whose tokens have no behaviour probability at 1."""
+    if learner.lane is None:
+        return
+    algorithm = learner.algorithm
+    beside = {
+        f'learner.train_on is "{learner.train_on}"': learner.train_on != "groups",
+        "learner.family is set": learner.family is not None,
+        "learner.replay is set": learner.replay is not None,
+        f'learner.budget.kind is "{learner.budget.kind}"': isinstance(learner.budget, SharedBudget),
+        "learner.reward.group is set": learner.reward.group is not None,
+        "learner.algorithm.critic is set": algorithm.critic is not None,
+        "learner.algorithm.distillation is set": algorithm.distillation is not None,
+        "learner.algorithm.optimal_baseline is true": algorithm.optimal_baseline,
+        "learner.algorithm.covariance is set": algorithm.covariance is not None,
+        f'learner.algorithm.advantage.kind is "{algorithm.advantage.kind}"': isinstance(
+            algorithm.advantage, RiskAdvantage
+        ),
+        f'learner.algorithm.surrogate.kind is "{algorithm.surrogate.kind}"': not isinstance(
+            algorithm.surrogate, ClipSurrogate
+        ),
+        'learner.algorithm.corrections has the level "group"': any(
+            getattr(correction, "level", None) == "group" for correction in algorithm.corrections
+        ),
+    }
+    for what in (what for what, there in beside.items() if there):
+        yield (
+            f"{what} beside [learner.lane], whose answers are trained by REINFORCE beside a plain clip of whole "
+            "groups; change it, or take [learner.lane] out"
+        )
+    if learner.sampling.temperature != 1.0:
+        yield (
+            f"learner.sampling.temperature is {learner.sampling.temperature:g} beside [learner.lane], which trains at "
+            "temperature 1; set it to 1.0, or take [learner.lane] out"
         )
 
 

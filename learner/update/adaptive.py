@@ -501,6 +501,7 @@ def chosen_tokens(
         balance_excess=chosen(scored.balance_excess),
         group=columns["group"][policy].long(),
         length=columns["length"][policy],
+        lane=columns["lane"][policy] > 0 if "lane" in columns else None,
     )
 
 

@@ -45,7 +45,7 @@ class Batch:
     lengths: NDArray[np.int32]
     """Tokens of each trajectory, [S]."""
     temperature: Float32s
-    """Sampling temperature of each trajectory, [S]."""
+    """Temperature of each trajectory's log-probabilities, [S]: that of sampling, and 1 in a lane."""
     group: NDArray[np.int32]
     """Index of each trajectory's rollout group, [S]."""
     token_ids: NDArray[np.int32]
@@ -113,7 +113,8 @@ def make_batch(
     """Lay trajectories out and decide which tokens carry gradient.
 
     The columns are ``fresh`` (0 or 1), ``logp_behaviour``, ``lag`` (versions), ``turn`` (index),
-    ``advantage``, ``median_advantage``, ``value_mask``, ``value_target`` and ``imitation_mask``.
+    ``advantage``, ``median_advantage``, ``value_mask``, ``value_target`` and ``imitation_mask``; ``lane``
+    (0 or 1) if a trajectory is in one.
 
     Args:
         max_policy_lag: bound for trajectories that are trained for the first time.
@@ -146,9 +147,11 @@ def make_batch(
         "value_target": advantages.value_target,
         "imitation_mask": imitation,
     }
+    if any(t.lane for t in trajectories):
+        columns["lane"] = np.repeat([t.lane for t in trajectories], lengths)
     return Batch(
         lengths=lengths,
-        temperature=np.array([t.temperature for t in trajectories], dtype=np.float32),
+        temperature=np.array([1.0 if t.lane else t.temperature for t in trajectories], dtype=np.float32),
         group=np.unique([t.group_id for t in trajectories], return_inverse=True)[1].astype(np.int32),
         token_ids=np.concatenate([t.token_ids for t in trajectories]),
         loss_mask=loss_mask,
@@ -207,8 +210,8 @@ def _is_good(t: Trajectory, smallest_return: float) -> bool:
 
 def _within_bound(t: Trajectory, current_version: int, max_policy_lag: int) -> NDArray[np.bool_]:
     """Return the action tokens that are fresh enough. A greedy or a given trajectory has none, because it has no
-    behaviour distribution to train against."""
-    if t.baseline or t.origin == "given":
+    behaviour distribution to train against, and neither has one of a lane that is not right."""
+    if t.unused or t.origin == "given":
         return np.zeros(len(t), dtype=np.bool_)
     return loss_mask(
         t.learned_mask,

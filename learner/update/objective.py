@@ -110,6 +110,8 @@ class Tokens:
     """Number of the rollout group of each token's trajectory in the batch, int64."""
     length: Tensor | None = None
     """Number of tokens of each token's trajectory that carry policy gradient."""
+    lane: Tensor | None = None
+    """True where the token was sampled at another temperature than the one of training, bool; None: nowhere."""
 
 
 @dataclass(frozen=True)
@@ -556,7 +558,13 @@ def make_objective(config: AlgorithmConfig) -> Objective:
             tokens = replace(tokens, advantage=tokens.advantage - tokens.baseline)
         if tokens.entropy_multiplier is not None:
             tokens = replace(tokens, advantage=tokens.advantage * tokens.entropy_multiplier)
+        if tokens.lane is not None:
+            # Their behaviour probability is that of another temperature; a ratio of 1 makes the clip REINFORCE.
+            behaviour = torch.where(tokens.lane, logp_current.detach(), tokens.logp_behaviour)
+            tokens = replace(tokens, logp_behaviour=behaviour)
         logp_proximal = proximal_logp(config, tokens, logp_current)
+        if tokens.lane is not None:
+            logp_proximal = torch.where(tokens.lane, tokens.logp_behaviour, logp_proximal)
         tokens, distance = taught(config.distillation, tokens, logp_proximal)
         view = View(tokens, adaptive, logp_current, logp_proximal)
         correction, truncated = correct(view)

@@ -100,9 +100,10 @@ def sampler_gap(
 def is_comparable(t: Trajectory) -> bool:
     """Return whether the generators' log-probabilities are those of the tokens as the learner sees them.
 
-    Those of a stored trajectory are of an older policy, and those of a clean retry were sampled behind a note.
+    Those of a stored trajectory are of an older policy, those of a clean retry were sampled behind a note, and those of
+    a lane at another temperature.
     """
-    return not t.replayed and not t.behind_other_prompt
+    return not (t.replayed or t.behind_other_prompt or t.lane)
 
 
 def check_sampler(gap: SamplerGap, limit: float) -> None:
@@ -396,7 +397,7 @@ def make_report(
     columns = {name: column[batch.seen_mask] for name, column in batch.columns.items()}
     lags = columns["lag"][seen]
     replayed = np.repeat([t.replayed for t in trajectories], batch.lengths)[batch.seen_mask][seen]
-    own = (t for t in trajectories if t.origin == "own" and not t.baseline)
+    own = (t for t in trajectories if t.origin == "own" and not t.unused)
     offered = sum(int(t.learned_mask[t.window_start :].sum()) for t in own)
     metrics = {
         "learner/trained_tokens": float(seen.sum()),
@@ -417,6 +418,9 @@ def make_report(
             outcome.tokens["logp_current"][given].mean(dtype=np.float64)
         )
     metrics |= _step_metrics(outcome)
+    if "lane" in columns and seen.any():
+        metrics["learner/lane_share"] = float(columns["lane"][seen].mean())
+        metrics["learner/lane_temperature"] = float(np.mean([t.temperature for t in trajectories if t.lane]))
     if seen.any():
         metrics["learner/loss"] = float(outcome.tokens["loss"].sum(dtype=np.float64)) / outcome.mini_batches
         metrics |= _lag_metrics(lags)

@@ -279,6 +279,30 @@ def test_temperature_is_that_of_sampling(start, model):
     np.testing.assert_allclose(report.histograms["ratio_proximal_behaviour"], 1, atol=1e-4)
 
 
+def test_a_lane_is_trained_at_temperature_one_whatever_it_was_sampled_at(start, model):
+    """Its update is that of an on-policy answer at temperature 1 with the same advantage, beside the same group."""
+    group = make_batch_of_groups(1, 4)
+    t = make_trajectory("t", group="g0", temperature=1.3, logp=-7.0, lane=True, advantage=1.0)
+    lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    ids = torch.from_numpy(t.token_ids).long()[None]
+    with torch.no_grad():
+        rows = lm(input_ids=ids).logits[0, :-1].log_softmax(-1)
+    logp = np.zeros(len(t), dtype=np.float32)
+    logp[1:] = rows.gather(1, ids[0, 1:, None])[:, 0].numpy()
+    known = dataclasses.replace(
+        t, group_id="alone", lane=False, temperature=1.0, logp_behaviour=np.where(t.action_mask, logp, 0)
+    )
+    a, b = start(), start()
+    report, expected = (e.update([*group, each], current_version=0) for e, each in ((a, t), (b, known)))
+    assert_weights_close(weights_of(a), weights_of(b), atol=1e-5)
+    assert report.metrics["learner/lane_share"] == pytest.approx(
+        t.action_tokens / expected.metrics["learner/trained_tokens"]
+    )
+    assert report.metrics["learner/lane_temperature"] == pytest.approx(1.3)
+    assert "learner/lane_share" not in expected.metrics
+    assert report.sampler.tokens == sum(each.action_tokens for each in group)
+
+
 def test_rewarded_actions_become_likelier(start):
     trajectories = make_batch_of_groups(1, 4)
     engine = start(algorithm=AlgorithmConfig(corrections=()))

@@ -57,6 +57,7 @@ METHODS = {
         "replay": {"rule": "uniform", "share": 0.5, "max_policy_lag": 6},
         "lora": {"rank": 4},
     },
+    "lane": {"lane": {"members": 2, "target_entropy": 3.0}, "algorithm": {"surrogate": {"kind": "clip"}}},
     "hints": {"family": {"kind": "hint", "shares": [0.5, 1.0]}, "max_policy_lag": 4},
     "own_formulas": {
         "algorithm": {key: METHODS_OF_ENGINE["own"][key] for key in ("surrogate", "corrections", "advantage")},
@@ -196,6 +197,7 @@ class System:
                 task_id=task.task_id,
                 group_id=task.group_id,
                 group_size=task.group_size,
+                temperature=task.sampling.temperature,
                 index=index,
                 offset=begin,
                 tokens=end - begin,

@@ -117,6 +117,7 @@ def test_a_method_file_sets_what_belongs_to_a_method(name):
         "train_on",
         "replay",
         "family",
+        "lane",
         "selection",
         "budget",
         "reward",
@@ -132,7 +133,7 @@ def test_what_methods_set_beside_the_algorithm():
         name: {
             k: v
             for k, v in read_own(path)["learner"].items()
-            if k not in ("algorithm", "replay", "reward", "family", "selection", "budget")
+            if k not in ("algorithm", "replay", "reward", "family", "lane", "selection", "budget")
         }
         for name, path in run_files(METHODS_FOLDER).items()
     }
@@ -173,6 +174,7 @@ def test_a_method_wins_over_the_file_that_is_extended_and_replaces_its_algorithm
     assert (config.method, config.learner.replay) == ("rloo", None)
     assert config.learner.algorithm == load(Path("rloo")).learner.algorithm
     assert config.run.name == "remix", "the rest of the job stays"
+    assert load(job('extends = "aepo-entropy"\nmethod = "grpo"\n')).learner.lane is None
 
 
 def test_a_method_of_the_command_line_replaces_the_one_of_the_file(job):
@@ -204,7 +206,7 @@ def test_a_method_file_is_a_run_file_with_the_settings_of_its_demo(job):
     ("line", "words"),
     [
         ('method = "bappo"', ["'bappo' is unknown", "did you mean 'bapo'?"]),
-        ('method = "zzz"', ["'zzz' is unknown", "there are: aepo-agentic, agent-r, arpo-branch"]),
+        ('method = "zzz"', ["'zzz' is unknown", "there are: aepo-agentic, aepo-entropy, agent-r"]),
         ('method = "calculator"', ["it is a job", 'extends = "calculator"']),
         ("method = 3", ["method is 3", "as a string"]),
         ('method = "whole.toml"', ["sets model, env, learner.steps", "belongs to a job", 'extends = "whole"']),

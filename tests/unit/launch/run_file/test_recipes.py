@@ -32,7 +32,7 @@ def test_all_methods_are_there():
     new = "uncorrected m2po dppo drpo sat vespo trm flash-reinforce sao vcpo gac tba replay-fifo"
     credit = "gdpo dvao g2rpo dgpo loop grpo-tcr flow-grpo eapo epo gigpo hgpo otc prs spo-winrate"
     more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule fapo-judge riskpo dapo-direct rapo spear distillation"
-    known = "dapo dr-grpo reinforce-plus-plus"
+    known = "aepo-entropy dapo dr-grpo reinforce-plus-plus"
     chosen = "dots vspo deeptravel xrpo"
     assert {*credit.split(), *more.split(), *known.split(), *chosen.split()} == CREDIT
     assert {
@@ -226,7 +226,9 @@ def test_a_job_has_no_page_of_its_own():
 def test_an_unknown_recipe_and_an_empty_folder_are_said_with_the_cure(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'remix'"):
         find("remixx")
-    with pytest.raises(ConfigError, match="there are: aepo-agentic, agent-r, arpo-branch, arpo-gui, bapo"):
+    with pytest.raises(
+        ConfigError, match="there are: aepo-agentic, aepo-entropy, agent-r, arpo-branch, arpo-gui, bapo"
+    ):
         find("zzz")
     with pytest.raises(ConfigError, match="no run files there"):
         recipes(tmp_path)

@@ -273,6 +273,20 @@ def test_a_greedy_member_alone_trains_nothing():
     assert not intake.ready
 
 
+def test_a_lane_alone_trains_nothing_and_its_returns_are_compared_with_nobody_s():
+    lane = {"lane": {"members": 1}, "algorithm": {"surrogate": {"kind": "clip"}}}
+    intake = intake_with_tasks(**lane)
+    failed = [member("0g0", i, 0.0, status="failed") for i in range(2)]
+    deliver(intake, "0g0", *failed, member("0g0", 2, 1.0, temperature=1.2))
+    equal = [member("0g1", i, 0.0) for i in range(2)]
+    deliver(intake, "0g1", *equal, member("0g1", 2, 0.0, temperature=1.2))
+    assert not intake.ready
+    assert intake.counts.trajectories == {"failed": 2, "unusable": 1, "uniform": 3}
+    again = intake_with_tasks(**lane)
+    deliver(again, "0g0", *(member("0g0", i, 0.0) for i in range(2)), member("0g0", 2, 1.0, temperature=1.2))
+    assert [[t.lane for t in unit.trajectories] for unit in again.ready] == [[False, False, True]]
+
+
 def test_a_greedy_member_does_not_make_a_signal():
     equal = [make_trajectory(str(i), reward=1.0) for i in range(2)]
     assert not has_signal(GroupAdvantage(), [*equal, make_trajectory("b", reward=0.0, temperature=0.0)])
