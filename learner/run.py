@@ -433,7 +433,10 @@ class TrainingRun:
     def tokens_generated(self) -> int:
         """Action tokens sampled so far.
 
-        The generators' count is some seconds old; the result is at least the number of arrived tokens.
+        The generators' count is some seconds old, and one that is killed takes its own along. So the result is at
+        least the number of arrived tokens.
         """
-        intake = self.session.intake
-        return max(intake.sampled_tokens, self.trainer.totals.trained_tokens + intake.counts.arrived_tokens)
+        intake, totals = self.session.intake, self.trainer.totals
+        # The checkpoint of an earlier version does not know what masks have left out.
+        taken = max(totals.taken_tokens, totals.trained_tokens)
+        return max(intake.sampled_tokens, taken + intake.counts.arrived_tokens)

@@ -45,6 +45,8 @@ class Totals:
     replayed_tokens: int = 0
     given_tokens: int = 0
     """Tokens that somebody else wrote, and that the policy imitated."""
+    taken_tokens: int = 0
+    """Action tokens of what was trained for the first time, those that a mask left out included."""
     trained_trajectories: int = 0
     step_seconds: float = 0.0
     """Wall time of learner steps, waiting and checkpoints included, evaluations excluded."""
@@ -175,6 +177,7 @@ class Trainer:
             report = self.engine.update(trajectories, current_version=updated)
         self.compare_with_sampler(report, updated)
         self.step += 1
+        self.totals.taken_tokens += sum(part.trained_tokens for unit in units for part in unit.parts)
         if report.applied:
             self.applied(report, units)
         elif self.batches.in_step:

@@ -216,9 +216,17 @@ def test_generators_that_report_late_have_sampled_at_least_what_arrived(tmp_path
     it = learner(tmp_path, ["applied"] * 2, evaluation_tasks=0)
     it.train()
     it.session.intake.counts.note("uniform", 1, 5)
-    assert it.tokens_generated == 2 * 4 + 5
+    assert it.tokens_generated == 2 * 10 + 5
     it.session.intake.sampled_tokens = 99
     assert it.tokens_generated == 99
+
+
+def test_tokens_that_a_mask_leaves_out_were_sampled_too(tmp_path):
+    """A generator that is killed takes its own count along."""
+    it = learner(tmp_path, ["stale"] * 2, evaluation_tasks=0)
+    it.train()
+    # Each batch has two trajectories of five action tokens.
+    assert it.tokens_generated == 2 * 10
 
 
 def test_weights_are_published_every_nth_step(tmp_path):
