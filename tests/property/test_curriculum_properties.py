@@ -110,6 +110,7 @@ class World:
             group_id=group,
             status="finished",
             baseline=False,
+            lane=False,
             return_=float(crc32(task.encode()) % 2),
             correct=None,
         )
