@@ -159,6 +159,11 @@ class Renderer:
                 f"{_parting(known, prompt, self._tokenizer)}; something rewrote the history"
             )
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens, special ones included."""
+        return int(self._tokenizer.get_vocab_size())
+
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without adding special tokens."""
         pieces = text.split(_CUT)

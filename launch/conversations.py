@@ -97,7 +97,7 @@ def _of_file(name: str, renderer: Renderer) -> Iterable[Conversation]:
     rows = read_rows(name, FIELD)
     for row in rows:
         if TOKENS in row.values:
-            yield _of_tokens(row)
+            yield _of_tokens(row, renderer.vocabulary)
         else:
             yield _conversation(row.place, *example(renderer, _talk_of(row)))
 
@@ -106,7 +106,7 @@ def _conversation(place: str, ids: Sequence[int], learnt: Sequence[bool]) -> Con
     return Conversation(place, np.array(ids, np.int32), np.array(learnt, np.bool_))
 
 
-def _of_tokens(row: DataRow) -> Conversation:
+def _of_tokens(row: DataRow, vocabulary: int) -> Conversation:
     ids, mask = row.values[TOKENS], row.values.get(MASK)
     if (
         not isinstance(ids, list)
@@ -117,6 +117,10 @@ def _of_tokens(row: DataRow) -> Conversation:
     ):
         raise EnvError(
             f"{row.place}: {TOKENS} and {MASK} have to be two equally long lists, of token ids and of true or false"
+        )
+    if (largest := max(ids)) >= vocabulary:
+        raise EnvError(
+            f"{row.place}: the model has no token {largest}, only {vocabulary}; take the tokens of a run of this model"
         )
     if row.values.get("complete") is False or row.values.get("offset"):
         raise EnvError(f"{row.place}: the trajectory is not whole; leave it out")

@@ -50,6 +50,11 @@ def plan(args: argparse.Namespace, config: RunConfig) -> int:
     Raises:
         ConfigError: an argument, the run file or a rate is wrong; the text has place, value and cure.
     """
+    if not config.learner.units_per_batch:
+        raise ConfigError(
+            "learner.given.share is 1, so no generator and no actor has work to plan; a step takes as long as "
+            "learner/step_seconds of a run says"
+        )
     settings = list(grid(args, config))
     check_overrides(args.rate)
     path = args.rates or config.run.dir / f"{config.run.name}-rates.toml"

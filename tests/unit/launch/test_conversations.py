@@ -108,6 +108,7 @@ def test_what_is_too_long_or_has_no_answer_is_left_out_and_told(found):
         (TOKENS | {"action_mask": [True]}, "two equally long lists"),
         (TOKENS | {"token_ids": [5, -1, 7]}, "of token ids"),
         (TOKENS | {"token_ids": [5, True, 7]}, "of token ids"),
+        (TOKENS | {"token_ids": [5, 6, 100_000]}, "the model has no token 100000, only"),
         (TOKENS | {"complete": False}, "not whole"),
         (TOKENS | {"offset": 9}, "not whole"),
     ],

@@ -47,6 +47,11 @@ def files(tmp_path):
     return [str(run), "--rates", str(rates), "--steps", "10"]
 
 
+def test_supervised_training_has_nothing_to_plan(files, capsys):
+    assert main(["plan", *files, "learner.given.share=1.0"]) == 1
+    assert "no generator and no actor has work to plan" in capsys.readouterr().err
+
+
 def test_a_table_has_a_line_for_each_setting_and_one_for_the_run_that_was_measured(files, capsys):
     assert main(["plan", *files, "--generators", "1", "2", "--actors", "1", "3", "--episodes", "8"]) == 0
     printed = capsys.readouterr().out.splitlines()
