@@ -58,6 +58,8 @@ DEATH_LINES = 6
 DEATH_CHARS = 900
 MARGIN_S = 5.0
 """Time that a host's drain ends before its engine would kill it."""
+GONE_S = 120.0
+"""Silence of the broker after which the run is over, if a process has heard so. A restart of the broker takes less."""
 AT_REST = (DONE, COME_BACK)
 
 
@@ -99,7 +101,9 @@ class HostCourse:
         self._grace_s = grace_s
         self._signalled: float | None = None
         self._orphaned: float | None = None
-        self._asked = self._now = self._killed = False
+        self._asked = self._now = self._killed = self._over = False
+        self._silent: float | None = None
+        """Since when the broker does not answer; None: it does."""
 
     @property
     def leaving(self) -> bool:
@@ -113,6 +117,13 @@ class HostCourse:
         elif now - self._signalled > SAME_SIGNAL_S:
             self._now = True
 
+    def heard(self, now: float, *, answers: bool) -> None:
+        """Note whether the broker answers."""
+        if answers:
+            self._silent = None
+        elif self._silent is None:
+            self._silent = now
+
     def look(self, codes: Mapping[str, int | None], now: float, *, waits_to_start: bool = False) -> Step:
         """Return what to do.
 
@@ -121,9 +132,13 @@ class HostCourse:
             waits_to_start: whether some were not started yet.
         """
         ended = bool(codes) and all(code is not None for code in codes.values())
+        gone = self._silent is not None and now - self._silent > GONE_S
+        if self._signalled is None and gone and DONE in codes.values():
+            # A process that was starting when the run ended never hears so: the broker is gone.
+            self._signalled, self._over = now, True
         if self._signalled is not None:
             if ended or not codes:
-                return Step(code=COME_BACK)
+                return Step(code=DONE if self._over else COME_BACK)
             if not self._asked:
                 self._asked = True
                 return Step(drain=True)
@@ -474,6 +489,7 @@ def _watch(crew: Crew, poller: Poller, course: HostCourse, folder: Path, note: C
             note(f"host ends with code {code}: {ENDS.get(code, 'a process has failed')}")
             return code
         if answer := poller.take():
+            course.heard(now, answers=answer.status is not None)
             crew.examine(answer)
             if answer.status is not None and not course.leaving:
                 crew.start_next([peer["name"] for peer in answer.status["peers"]])

@@ -4,13 +4,15 @@ import json
 
 import pytest
 
-from launch.errors import COME_BACK, ConfigError, NoAnswer
+from launch.errors import COME_BACK, DONE, ConfigError, NoAnswer
 from launch.fleet.ticket import Ticket
 from launch.run_file.load import check
 from launch.supervise import host as host_module
 from launch.supervise.host import (
+    GONE_S,
     ORPHANS_S,
     HostCourse,
+    Step,
     about,
     config_of_host,
     counts_of_host,
@@ -173,3 +175,25 @@ def test_a_process_tells_of_the_one_before_it():
     post.backoff.total = 1
     told = supervised(about(post, "gpu7", "", ""))
     assert (told.restarts, told.died) == (1, "killed")
+
+
+def test_a_process_that_was_starting_when_the_run_ended_does_not_hold_its_host():
+    course = HostCourse(90.0)
+    codes = {"generator-a-0": DONE, "actor-a-0": None}
+    course.heard(0.0, answers=False)
+    assert course.look(codes, GONE_S) == Step()
+    assert course.look(codes, GONE_S + 1.0) == Step(drain=True)
+    assert course.look({**codes, "actor-a-0": 1}, GONE_S + 2.0).code == DONE
+
+
+def test_a_broker_that_answers_again_keeps_a_host_of_which_a_process_was_drained():
+    course = HostCourse(90.0)
+    codes = {"generator-a-0": DONE, "actor-a-0": None}
+    course.heard(0.0, answers=False)
+    course.heard(100.0, answers=True)
+    course.heard(101.0, answers=False)
+    assert course.look(codes, GONE_S + 50.0) == Step()
+    # Nor does silence alone end a host: no process has heard that the run is over.
+    silent = HostCourse(90.0)
+    silent.heard(0.0, answers=False)
+    assert silent.look({**codes, "generator-a-0": None}, 10 * GONE_S) == Step()
