@@ -363,7 +363,12 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         *best_rows(summary),
         ("steps, policy version", f"{summary['steps']}, {summary['policy_version']} ({summary['ended_by']})"),
         ("wall time", wall_time(summary)),
-        ("tokens", f"{summary['tokens_generated']:,} sampled, {summary['tokens_trained']:,} trained"),
+        (
+            "tokens",
+            f"{summary['tokens_generated']:,} sampled, {summary['tokens_trained']:,} trained"
+            # A run of an earlier version has no such count.
+            + (f", {given:,} given" if (given := summary.get("tokens_given")) else ""),
+        ),
         # A summary of an earlier version has no episodes.
         *([("episodes", episodes_row(summary["episodes"]))] if "episodes" in summary else []),
         ("not trained", not_trained(summary["trajectories_by_outcome"], summary["trajectories_trained"])),
