@@ -43,6 +43,7 @@ class Staged:
 
     def __init__(self, seconds=0.0, nbytes=0):
         self.seconds, self.nbytes, self.discarded = seconds, nbytes, 0
+        self.complaints = {}
 
     def stage(self, announced, run):
         time.sleep(self.seconds)
@@ -55,6 +56,7 @@ class Staged:
 
 
 def generator(stage=None, **settings):
+    stage = stage or Staged()
     facts = ModelFacts(vocab_size=8, eos_ids=[1], shapes={})
     return Generator(Engine(), GeneratorConfig(**settings), facts, stage=stage, name="g", run="r")
 

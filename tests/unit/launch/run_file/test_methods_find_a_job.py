@@ -26,6 +26,7 @@ OVERRIDES = {
         'learner.reward.flawed={reward = "answer", needs = "step", least = 0.35, trained = false}',
     ),
     **dict.fromkeys(("agent-r", "dyna-mind", "r3l", "urpo", "xrpo-seeding"), ROOM),
+    "aepo-entropy": ("learner.sampling.temperature=1.0",),
     "riskpo": ("learner.algorithm.advantage.bundle=2",),
     **dict.fromkeys(("ghpo", "scaf-grpo"), ("env.params.hints=true",)),
     "prs": ("learner.reward.stages=[{until_version = 1, weights = {step = 1.0, answer = 0.0}}]",),
