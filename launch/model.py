@@ -170,11 +170,11 @@ def template_words(questions: Sequence[str]) -> list[str]:
     return sorted(words, key=lambda w: (-len(w), w))
 
 
-def commonopening_of(questions: Sequence[str]) -> str:
+def common_opening(questions: Sequence[str]) -> str:
     """Return the text that all questions begin with, without a word that is cut off at its end.
 
     Example:
-        >>> commonopening_of(["Spell it: cat", "Spell it: cow"])
+        >>> common_opening(["Spell it: cat", "Spell it: cow"])
         'Spell it: '
     """
     # All other questions sort between these two, so they share the beginning of these two.
@@ -193,7 +193,7 @@ def make_tokenizer(questions: Sequence[str], notes: Sequence[str] = ()) -> Token
         questions: prompts of the environment.
         notes: further texts, each word of which is a token.
     """
-    opening = commonopening_of(questions)
+    opening = common_opening(questions)
     words = template_words([question[len(opening) :] for question in questions])
     words = sorted(
         {*words, *(word for note in notes for word in template_words([note]))}, key=lambda w: (-len(w), w)
