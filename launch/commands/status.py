@@ -412,11 +412,14 @@ def show(target: str, *, watch: bool, as_json: bool, keys: Path | None = None, v
                 text = "\n".join([text, *tasks_lines(newest_values(folder))])
             code = 0
         except NoAnswer as error:
-            facts = without_answer(str(error), folder)
-            text = (
-                json.dumps({"error": str(error), "known": facts}, indent=1) if as_json else "\n".join(facts)
-            )
-            code = 1
+            if folder is not None and (lines := over_lines(folder)):
+                # The broker has left, and the supervisor is about to: it writes the summary.
+                lines.append("its supervisor ends the other processes")
+                text, code = json.dumps({"over": lines}, indent=1) if as_json else "\n".join(lines), 0
+            else:
+                facts = without_answer(str(error), folder)
+                known = json.dumps({"error": str(error), "known": facts}, indent=1)
+                text, code = known if as_json else "\n".join(facts), 1
         sys.stdout.write((CLEAR if watch and sys.stdout.isatty() else "") + plain(text) + "\n")
         sys.stdout.flush()
         if not watch:

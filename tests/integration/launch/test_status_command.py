@@ -270,3 +270,21 @@ def test_a_run_that_was_begun_again_is_not_shown_by_its_old_summary(tmp_path, ca
     os.utime(folder / "summary.json", (1.0, 1.0))
     assert main(["status", str(folder)]) == 1
     assert "the broker does not answer" in capsys.readouterr().out
+
+
+def test_a_run_whose_supervisor_is_about_to_end_is_over(tmp_path, capsys):
+    """The broker leaves before the supervisor, which writes the summary last."""
+    folder = run_of(tmp_path, "127.0.0.1:1")
+    result = {
+        "ended_by": "all steps done",
+        "run": "over",
+        "steps": 20,
+        "policy_version": 20,
+        "evaluations": [],
+    }
+    (folder / "result.json").write_text(json.dumps(result))
+    with run_folder.claim(folder):
+        assert main(["status", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("run spell is over: all steps done")
+    assert "starts it again" not in said
