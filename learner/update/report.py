@@ -402,11 +402,12 @@ def make_report(
     metrics = {
         "learner/trained_tokens": float(seen.sum()),
         "learner/replayed_tokens": float(replayed.sum()),
-        "learner/stale_token_fraction": 1 - float(batch.columns["fresh"].sum()) / max(1, offered),
         "learner/padding_fraction": padding_fraction(outcome.filled, outcome.computed),
         "learner/shared_fraction": padding_fraction(outcome.filled, outcome.inputs),
         "learner/step_seconds": seconds,
     }
+    if offered:
+        metrics["learner/stale_token_fraction"] = 1 - float(batch.columns["fresh"].sum()) / offered
     histograms: dict[str, NDArray[Any]] = {
         "policy_lag_versions": lags[~replayed],
         "length_trained_tokens": batch.trained[batch.trained > 0],

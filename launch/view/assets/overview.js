@@ -10,7 +10,7 @@ const CHARTS = [
   ["policy lag (versions)", ["learner/policy_lag_mean_versions", "learner/policy_lag_max_versions"], "bound"],
   ["share of the time without work", ["learner/idle_share", "generator/idle_share"]],
   ["failed and stale (share)", ["rollout/failed_share", "learner/stale_token_fraction"]],
-  ["entropy (nats)", ["learner/entropy_nats"]],
+  ["entropy, and loss of given answers (nats)", ["learner/entropy_nats", "learner/given_loss_nats"]],
   ["tokens per second", ["generator/tokens_per_second", "learner/trained_tokens_per_second"]],
 ];
 
