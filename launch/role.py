@@ -169,7 +169,7 @@ def learner(
             folder.name, folder, config.run.project, shown_config(config.model_dump(mode="json"))
         ),
         no_capacity_s=config.no_capacity_s,
-        given=given_of(config, model),
+        given=lambda: given_of(config, model),
         evaluates_beside=config.generator.evaluators > 0 and config.run.mode == "async",
         # The float type of a server run by others is not known here.
         connect=connect,

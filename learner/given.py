@@ -1,6 +1,6 @@
 """Conversations that were given, as trajectories: which of them a step gets, and how they look to an update. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -55,12 +55,16 @@ class GivenConversations:
 
 
 def given_conversations(
-    config: LearnerConfig, conversations: Sequence[Conversation], *, seed: int
+    config: LearnerConfig, read: Callable[[], Sequence[Conversation]], *, seed: int
 ) -> GivenConversations | None:
-    """Return the conversations of a run; None if it has none."""
+    """Return the conversations of a run; None if it has none.
+
+    Args:
+        read: reads those of ``config.given``. Only the rank that deals them needs the file.
+    """
     if config.given is None:
         return None
-    return GivenConversations(conversations, batch=config.given_trajectories, seed=seed)
+    return GivenConversations(read(), batch=config.given_trajectories, seed=seed)
 
 
 def as_trajectory(talk: Conversation, name: str) -> Trajectory:

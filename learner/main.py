@@ -58,7 +58,7 @@ def run_learner(
     trackers: Sequence[TrackerName] = ("tensorboard",),
     tracked: TrackedRun | None = None,
     evaluates_beside: bool = False,
-    given: Sequence[Conversation] = (),
+    given: Callable[[], Sequence[Conversation]] = tuple,
     connect: Callable[..., BlockingLink] = ThreadLink,
 ) -> None:
     """Train until done, then write ``run_dir/result.json``. Blocks; SIGTERM ends it with a checkpoint.
@@ -72,7 +72,7 @@ def run_learner(
         generator_dtype: float type in which generators compute, for the comparison of their log-probabilities.
         trackers: names of the trackers that get the report, see `learner.trackers`.
         evaluates_beside: whether generators that only evaluate answer evaluation tasks while training goes on.
-        given: conversations of ``config.given``.
+        given: reads the conversations of ``config.given``.
         tracked: how they show the run; None: by the name of its folder, without settings.
         connect: makes the connection to the broker.
 

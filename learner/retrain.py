@@ -132,7 +132,7 @@ def retrain(
     out: Path,
     segment_tokens: int | None = None,
     tokens: TokenSink | None = None,
-    given: Sequence[Conversation] = (),
+    given: Callable[[], Sequence[Conversation]] = tuple,
 ) -> int:
     """Train a model on recorded steps and return their number.
 
@@ -147,7 +147,7 @@ def retrain(
         out: folder for the trained model, as a Hugging Face folder, and for metrics, as in a run folder.
         segment_tokens: most tokens of a segment in the recorded run; see `TrainingEngine`.
         tokens: gets what the learner made of each token; None: nobody wants it.
-        given: conversations of ``config.given``.
+        given: reads the conversations of ``config.given``.
 
     Raises:
         CannotRetrain: a step is missing, or a unit of its batch cannot be trained.

@@ -303,7 +303,7 @@ def train(
             out=out,
             segment_tokens=config.actor.segment_tokens,
             tokens=tokens,
-            given=given_of(config, model),
+            given=lambda: given_of(config, model),
         )
     except (CannotRetrain, FormulaError) as error:
         raise ConfigError(str(error)) from None

@@ -22,7 +22,10 @@ def config(share=1.0, **settings):
 
 def test_each_epoch_has_every_conversation_once_and_a_restart_gets_the_same():
     talks = [Conversation(f"a:{n}", np.array([n, 1], np.int32), np.array([False, True])) for n in range(6)]
-    made = [given_conversations(config(batch_trajectories=4, group_size=2), talks, seed=3) for _ in range(2)]
+    made = [
+        given_conversations(config(batch_trajectories=4, group_size=2), lambda: talks, seed=3)
+        for _ in range(2)
+    ]
     dealt = [[int(t.token_ids[0]) for t in made[0].of_step(step)] for step in range(6)]
     numbers = list(chain(*dealt))
     assert all(sorted(numbers[at : at + 6]) == list(range(6)) for at in range(0, 24, 6))
@@ -30,7 +33,7 @@ def test_each_epoch_has_every_conversation_once_and_a_restart_gets_the_same():
     assert [int(t.token_ids[0]) for t in made[1].of_step(4)] == dealt[4]
     names = [t.trajectory_id for step in range(6) for t in made[0].of_step(step)]
     assert len(set(names)) == len(names)
-    assert given_conversations(LearnerConfig(), talks, seed=3) is None
+    assert given_conversations(LearnerConfig(), pytest.fail, seed=3) is None
 
 
 def test_the_turns_of_a_conversation_are_its_questions_and_answers():
