@@ -42,12 +42,14 @@ OUTSIDE = ("sat",)
 """Recipes whose part does nothing at the lags here: SAT's tail lies outside its clip anyway."""
 TAUGHT = ("distillation",)
 """Recipes with a teacher, which is made for a run; tests/integration/learner/test_distillation.py trains with one."""
+SAMPLED = ("aepo-entropy",)
+"""Recipes that sample a part of each group otherwise, and train the rest as grpo does."""
 FILES = {
     name: path
     for name, path in run_files().items()
-    if path.parent.name != "families" and name not in (*LATER, *OUTSIDE, *TAUGHT)
+    if path.parent.name not in ("families", "selection") and name not in (*LATER, *OUTSIDE, *TAUGHT, *SAMPLED)
 }
-"""Recipes of families are not here. They differ in what is sampled, and a step of them is one of grpo."""
+"""Families and the choice of tasks are not here. They differ in what is sampled; a step is one of another recipe."""
 NAMES = sorted(FILES)
 WITHOUT_BOUNDS = ("flash-reinforce", "remax", "rloo", "tba", "trm", "vcpo")
 """Recipes whose surrogate is REINFORCE; the bounds of its weight, which is 1, are no part of the method. What TBA adds
