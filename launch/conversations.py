@@ -152,7 +152,12 @@ def _talk_of(row: DataRow) -> list[ChatMessage]:
     return talk
 
 
-def demonstrations(suite: Suite, count: int, who: str, cure: str) -> dict[int, list[ChatMessage]]:
+def demonstrations(
+    suite: Suite,
+    count: int,
+    who: str = "[model.tiny.warm_start] needs solutions",
+    cure: str = "set model.path",
+) -> dict[int, list[ChatMessage]]:
     """Return the solutions of the first ``count`` training tasks by their numbers, each solution once.
 
     A suite may answer one question in many ways, for example with random walks. All of them are kept.

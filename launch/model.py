@@ -424,9 +424,7 @@ def _solutions(config: RunConfig, settings: WarmStartSection) -> tuple[list[list
 
     talks: dict[int, list[ChatMessage]] = {}
     try:
-        talks = demonstrations(
-            suite, settings.demonstrations, "[model.tiny.warm_start] needs solutions", "set model.path"
-        )
+        talks = demonstrations(suite, settings.demonstrations)
     finally:
         taught = asyncio.run(play())
     return list(talks.values()), taught
