@@ -34,9 +34,9 @@ head_dim = 32
 intermediate_size = 64
 tie_embeddings = true
 [model.tiny.warm_start]
-steps = 150
+steps = 400
 batch = 32
-demonstrations = 90
+demonstrations = 180
 [env]
 name = "rows"
 [env.params]
@@ -70,14 +70,18 @@ note = " rate {{answers}} "
 
 
 def test_answers_without_a_reference_are_valued_by_the_policy(tmp_path, root):
-    """Each answer has the form of a judgement of two answers: two digits. So the tiny model can be read."""
+    """Each answer has the form of a judgement of two answers: two digits. So the tiny model can be read.
+
+    Half of the prompts look like a prompt for a judgement: the model wrote letters behind those that it had never seen.
+    """
     job = tmp_path / "job"
     job.mkdir()
     rows = [
-        {"prompt": f"{a} {b}", "answer": f"{b} {a}", "open": b % 2}
+        {"prompt": f"{a} {b}{note}", "answer": f"{b} {a}", "open": b % 2}
         for a in range(10)
         for b in range(10)
         if a != b
+        for note in ("", f"\n\n rate (1) {b} {a}\n(2) {a} {9 - b} ")
     ]
     (job / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (job / "rewards.py").write_text(REWARDS)
