@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from learner.checkpoint_files import verify_latest
 from learner.curriculum import Curriculum
 from learner.errors import Stopped
+from learner.gauges import STOOD, evaluation_tag
 from learner.intake.evaluation import (
     EvaluationResult,
     Evaluator,
@@ -172,12 +173,12 @@ class Evaluations:
         """Record and report a result. ``stood_s``: seconds for which the learner stood."""
         full = full_name(tag, name)
         record = result.record(tag=tag, step=step, policy_version=version, name=name)
-        self.records.append(record | {"stood_seconds": round(stood_s, 3)})
+        self.records.append(record | {STOOD: round(stood_s, 3)})
         if self.samples is not None:
             # Before the metrics: whoever reads of the evaluation there finds its samples.
             written = self.samples.evaluation(step, version, full, episodes)
             self.report.write_samples(step, [*written, *self.samples.of_last_step])
-        self.report.write(step, result.scalars(name))
+        self.report.write(step, result.scalars(name) | {evaluation_tag(name, STOOD): round(stood_s, 3)})
         log.info("evaluation %s: %s", full, result.sentence())
 
     # --- while the learner trains ---

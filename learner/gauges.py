@@ -62,6 +62,8 @@ REWARD = "reward/"
 """Prefix of the mean of each reward by name, in training; the names come from the environment."""
 
 
+STOOD = "stood_seconds"
+STOOD_MEANING = "time for which the learner stood; 0 if generators of their own answered while it trained"
 EVALUATION = table(
     [
         Gauge(
@@ -82,6 +84,7 @@ EVALUATION = table(
             "tasks",
             "held-out tasks given up for want of a generator or an actor; with more than 5 % there are no means",
         ),
+        Gauge("evaluation/stood_seconds", "s", STOOD_MEANING),
     ]
 )
 """Metrics of evaluations."""
@@ -102,6 +105,7 @@ EVALUATION_SETS = table(
         Gauge("evaluation/NAME/answered", "answers", "answers whose episode ended, right or wrong"),
         Gauge("evaluation/NAME/failed", "answers", "answers that the environment or the model failed"),
         Gauge("evaluation/NAME/not_run", "answers", "answers given up for want of a generator or an actor"),
+        Gauge("evaluation/NAME/stood_seconds", "s", STOOD_MEANING),
     ]
 )
 """Metrics of the sets `[learner.evaluation.NAME]`."""

@@ -95,6 +95,8 @@ class StateFile:
             "pid": os.getpid(),
             "http": self._http,
             "time": round(self._wall_clock(), 3),
+            # A pid says nothing to whoever reads the record on another machine.
+            "machine": platform.node(),
             "packages": self._packages,
             "processes": {},
         }
@@ -121,7 +123,7 @@ def read_state(folder: Path | None) -> dict[str, Any]:
     """Return the supervisor's record of its processes; empty without a run folder, or a supervisor."""
     try:
         return dict(json.loads((folder / STATE_FILE).read_text())) if folder else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return {}
 
 

@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from launch.supervise.summary import generator_idle_share, standard_error
-from launch.view.run_reader import Columns, RunFiles, changed_settings
+from launch.view.run_reader import Columns, Process, RunFiles, changed_settings
+from learner.gauges import STOOD
 
 RECENT = 10
 """Learner steps that the sentence and the alarms look at."""
@@ -202,12 +203,12 @@ def alarms(files: RunFiles) -> list[Finding]:
         alarm(
             "The ledger does not close", f"{differs:+,.0f} tokens", "0 tokens", "understand/exactly-once.md"
         )
-    for name, process in files.supervisor.get("processes", {}).items():
-        if restarts := process.get("restarts"):
+    for process in files.processes:
+        if restarts := process.restarts:
             alarm(
-                f"{name} was started again",
+                f"{process.where} was started again",
                 f"{'once' if restarts == 1 else f'{restarts} times'}; "
-                f"at last: {process.get('last_reason') or 'no reason is known'}",
+                f"at last: {process.reason or 'no reason is known'}",
                 "0 restarts",
                 "run/reliability.md",
             )
@@ -391,17 +392,24 @@ def advice(files: RunFiles) -> list[Finding]:
 
 
 def evaluations(columns: Columns) -> list[dict[str, Any]]:
-    """Return all evaluations: set, step, accuracy with its standard error, return, and counts of tasks."""
+    """Return all evaluations: set, step, accuracy with its error, return, counts, and how long the learner stood."""
     found = []
-    sets = {"": ("evaluation/accuracy", "evaluation/return_mean", "evaluation/answered_tasks")}
+    sets = {
+        "": (
+            "evaluation/accuracy",
+            "evaluation/return_mean",
+            "evaluation/answered_tasks",
+            f"evaluation/{STOOD}",
+        )
+    }
     for name in columns.names:
         if name.startswith("evaluation/") and name.endswith("/answered"):
             base = name.removesuffix("answered")
-            sets[name.split("/")[1]] = (f"{base}accuracy", f"{base}return_mean", name)
+            sets[name.split("/")[1]] = (f"{base}accuracy", f"{base}return_mean", name, base + STOOD)
     of_sets = {of_set: [columns[name] for name in names] for of_set, names in sets.items()}
     step, time = columns["step"], columns["time"]
     for row in range(columns.rows):
-        for of_set, (accuracy, return_mean, answered) in of_sets.items():
+        for of_set, (accuracy, return_mean, answered, stood) in of_sets.items():
             tasks, solved = answered[row], accuracy[row]
             if math.isnan(tasks):
                 continue
@@ -415,18 +423,21 @@ def evaluations(columns: Columns) -> list[dict[str, Any]]:
                     "error": None if math.isnan(solved) else standard_error(entry),
                     "return": number(return_mean[row]),
                     "answered": tasks,
+                    "stood": number(stood[row]),
                 }
             )
     return found
 
 
-def state_of(files: RunFiles, name: str) -> str:
-    """Return what a process does now: it works, has ended with its run, or is missing though the run goes on."""
-    if files.processes_alive.get(name):
+def state_of(files: RunFiles, process: Process) -> str:
+    """Return what a process does now: it works, has ended with run or host, or is missing though the run goes on."""
+    if process.alive and (process.supervised or not process.host):
         return "works"
-    return {"running": "is missing", "ended": "ended with the run"}.get(
-        files.state, "ended when the run broke off"
-    )
+    if files.state != "running":
+        return "ended with the run" if files.state == "ended" else "ended when the run broke off"
+    if process.alive is None:
+        return f"unknown here: it runs on {process.machine or process.host}"
+    return "is missing" if process.supervised or not process.host else "ended with its host"
 
 
 def number(value: float) -> float | None:
@@ -435,17 +446,17 @@ def number(value: float) -> float | None:
 
 
 def processes(files: RunFiles) -> list[dict[str, Any]]:
-    """Return the processes that the supervisor knows: whether they live, restarts with their reason."""
+    """Return the processes that supervisors know, by host: whether they live, restarts with their reasons."""
     return [
         {
-            "name": name,
-            "pid": process.get("pid"),
-            "state": state_of(files, name),
-            "restarts": process.get("restarts", 0),
-            "reason": process.get("last_reason", ""),
-            "started": process.get("started"),
-            "endings": process.get("endings", []),
-            "log": f"{name}.log",
+            "host": process.host,
+            "name": process.name,
+            "pid": process.pid or None,
+            "state": state_of(files, process),
+            "restarts": process.restarts,
+            "reason": process.reason,
+            "started": process.started,
+            "endings": process.endings,
         }
-        for name, process in files.supervisor.get("processes", {}).items()
+        for process in files.processes
     ]

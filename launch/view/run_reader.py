@@ -7,6 +7,7 @@ run from starting.
 import json
 import math
 import os
+import platform
 import re
 from array import array
 from collections import deque
@@ -30,6 +31,8 @@ MAX_METRICS = 4_096
 """Most names of metrics that are kept. An environment can make up any number of them."""
 MAX_NOTES = 1_000
 MAX_SAMPLES = 20_000
+HOST_FOLDERS = "hosts/*"
+"""Folders of further hosts in the run folder. A host on another machine writes there if they share a file system."""
 LOG_BYTES = 256 << 10
 """Bytes of the end of each log that are read."""
 MAX_LOG_LINES = 2_000
@@ -104,6 +107,63 @@ class Note:
     at: float | None
 
 
+@dataclass(frozen=True)
+class Process:
+    """A process that a supervisor has started, on the head or on another host of the run."""
+
+    host: str
+    """Name of the host; "": the head, where the learner runs."""
+    name: str
+    machine: str
+    """Name of the machine that the host is; "" in records of an earlier version."""
+    pid: int
+    alive: bool | None
+    """None: it is on another machine than the viewer, so nobody here can look."""
+    supervised: bool
+    """Whether its supervisor works on this machine."""
+    restarts: int
+    reason: str
+    """Why it ended last; "" if it never did."""
+    started: float | None
+    endings: list[dict[str, Any]]
+    """Time and reason of its newest ends."""
+
+    @property
+    def where(self) -> str:
+        """Its name, and its host if that is not the head."""
+        return f"{self.name} on host {self.host}" if self.host else self.name
+
+
+def processes_of(record: Mapping[str, Any], host: str, *, supervised: bool) -> list[Process]:
+    """Return the processes in the record of a supervisor, in its order; what is not as it should be is left out."""
+    machine = str(record.get("machine", ""))
+    # The head is asked of this machine's kernel, as `offbeat status` does.
+    elsewhere = bool(host) and machine != platform.node()
+    found, known = [], record.get("processes", {})
+    for name, one in known.items() if isinstance(known, dict) else ():
+        if not isinstance(one, dict):
+            continue
+        pid, restarts, started, endings = (one.get(key) for key in ("pid", "restarts", "started", "endings"))
+        pid = pid if isinstance(pid, int) else 0
+        found.append(
+            Process(
+                host=host,
+                name=name,
+                machine=machine,
+                pid=pid,
+                alive=None if elsewhere else pid > 0 and alive(pid),
+                supervised=supervised,
+                restarts=restarts if isinstance(restarts, int) else 0,
+                reason=str(one.get("last_reason") or ""),
+                started=started if isinstance(started, int | float) else None,
+                endings=[end for end in endings if isinstance(end, dict)]
+                if isinstance(endings, list)
+                else [],
+            )
+        )
+    return found
+
+
 @dataclass
 class RunFiles:
     """What the files of a run folder say, except the journal and the logs."""
@@ -121,10 +181,12 @@ class RunFiles:
     samples: list[Sample] = field(default_factory=list)
     summary: dict[str, Any] | None = None
     supervisor: dict[str, Any] = field(default_factory=dict)
+    """The record of the head's supervisor."""
     state: State = "broken off"
     why_over: list[str] = field(default_factory=list)
     """What is known of a run that has ended without a summary."""
-    processes_alive: dict[str, bool] = field(default_factory=dict)
+    processes: list[Process] = field(default_factory=list)
+    """Those of the head, then those of each further host whose folder is below this one."""
     disk_free_bytes: int | None = None
 
     @property
@@ -151,11 +213,12 @@ class RunReader:
         self._read_samples()
         folder = files.folder
         files.supervisor = read_state(folder)
-        held = is_locked(folder / "lock") or _supervises(files.supervisor.get("pid"))
-        files.processes_alive = {
-            name: bool(process.get("pid")) and alive(int(process["pid"]))
-            for name, process in files.supervisor.get("processes", {}).items()
-        }
+        held = is_locked(folder / "lock") or _supervises(files.supervisor.get("pid"), b"train")
+        files.processes = processes_of(files.supervisor, "", supervised=held)
+        for host in sorted(folder.glob(HOST_FOLDERS)):
+            record = read_state(host)
+            held_there = is_locked(host / "lock") or _supervises(record.get("pid"), b"host")
+            files.processes += processes_of(record, host.name, supervised=held_there)
         files.summary = (
             None if held else summary_of(folder, [p for n in CONFIGS if (p := folder / n).exists()])
         )
@@ -268,13 +331,13 @@ def is_locked(path: Path) -> bool:
     return any(place in words and "->" not in words for words in map(str.split, table.splitlines()))
 
 
-def _supervises(pid: Any) -> bool:
-    """Return whether this process is an `offbeat train`. Some file systems hide their locks from the kernel's table."""
+def _supervises(pid: Any, command: bytes) -> bool:
+    """Return whether this process is that command of Offbeat. Some file systems hide locks from the kernel's table."""
     try:
         words = Path(f"/proc/{int(pid)}/cmdline").read_bytes().split(b"\0")
     except (OSError, ValueError, TypeError):
         return False
-    return b"train" in words and alive(int(pid))
+    return command in words and alive(int(pid))
 
 
 def _learner_alive(folder: Path) -> bool:
@@ -359,7 +422,7 @@ def log_lines(folder: Path, *, process: str = "", level: str = "") -> list[dict[
     least = LEVELS.index(level) if level in LEVELS else 0
     merged: list[tuple[str, int, dict[str, str]]] = []
     # The name comes from a user of the page, so it only selects among the files that are there.
-    for path in sorted((folder / "logs").glob("*.log")):
+    for path in sorted([*folder.glob("logs/*.log"), *folder.glob(f"{HOST_FOLDERS}/logs/*.log")]):
         if process and path.stem != process:
             continue
         merged += _lines_of_log(path, least)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launch.view.journal_index import JournalIndex, Row
-from launch.view.overview import number
+from launch.view.overview import evaluations, number
 from launch.view.run_reader import Columns, RunFiles
 
 MAX_STEPS = 600
@@ -45,6 +45,8 @@ def timeline_page(files: RunFiles, index: JournalIndex) -> dict[str, Any]:
     places = range(max(0, steps.rows - MAX_STEPS), steps.rows)
     clock = steps.last("time") is not None
     at, rows = 0.0, []
+    evaluated = evaluations(files.evaluations)
+    stood = [one["stood"] for one in evaluated if one["stood"] is not None]
     # Of a column that no row has, one is made for all steps.
     columns = {name: steps[name] for name in COLUMNS}
     for i in places:
@@ -77,10 +79,14 @@ def timeline_page(files: RunFiles, index: JournalIndex) -> dict[str, Any]:
     return {
         "clock": clock,
         "steps": rows,
-        "evaluations": [number(value) for value in files.evaluations["time"]] if clock else [],
+        "evaluations": [
+            {name: one[name] for name in ("set", "step", "at", "stood")}
+            for one in evaluated
+            if one["at"] is not None
+        ],
         "generators": by_generator(index),
         "restarts": restarts(files),
-        "totals": totals(steps),
+        "totals": totals(steps) | {"evaluate": sum(stood) if stood else None},
         "turns": dict(index.turn_seconds) if any(index.turn_seconds.values()) else None,
         "arrivals": any(row.pieces[-1].at is not None for row in index.rows[-50:] if row.pieces),
     }
@@ -118,10 +124,9 @@ def by_generator(index: JournalIndex) -> list[dict[str, Any]]:
 def restarts(files: RunFiles) -> list[dict[str, Any]]:
     """Return when processes ended and were started again, as far as the supervisor noted it."""
     return [
-        {"process": name, "at": ending.get("time"), "reason": str(ending.get("reason", ""))}
-        for name, process in files.supervisor.get("processes", {}).items()
-        for ending in process.get("endings", ())
-        if isinstance(ending, dict)
+        {"process": process.name, "at": ending.get("time"), "reason": str(ending.get("reason", ""))}
+        for process in files.processes
+        for ending in process.endings
     ]
 
 

@@ -39,6 +39,10 @@ export function figure(title, body, { svg, rows, under } = {}) {
     body, under);
 }
 
+/** Returns a square of a colour, for a legend. */
+export const swatch = (paint) => h("i", { set: { background: `var(--${paint})`, display: "inline-block", width: ".8rem", height: ".8rem",
+  "margin-right": ".2rem" } });
+
 const drawn = new Set();
 
 /** Redraws all curves, because the width or the theme has changed. */
@@ -244,7 +248,7 @@ export function bars(title, labels, sets, { link, unit = "", names, marks = [], 
     svg.append(s("line", { x1: x, x2: x, y1: 6, y2: base, stroke: "var(--alarm)", "stroke-dasharray": "4 3" }),
       s("text", { x: x + 4, y: 14 }, mark.label));
   }
-  const legend = sets.length > 1 ? h("div", { class: "keys-of" }, sets.map((set, k) => h("span", {}, k ? "▒ " : "█ ", set.label))) : null;
+  const legend = sets.length > 1 ? h("div", { class: "keys-of" }, sets.map((set, k) => h("span", {}, swatch(k ? "c1" : "c0"), set.label))) : null;
   const made = drawing(title, svg, () => [["", ...sets.map((set) => set.label || unit || "count")],
     ...labels.map((label, i) => [names ? names[i] : label, ...sets.map((set) => set.counts[i])])], [legend, under]);
   made.classList.add("narrow");
@@ -271,6 +275,5 @@ export function areas(title, xs, parts, xname = "step") {
     svg.append(s("text", { x: px(f * (xs.length - 1)), y: base + 16, "text-anchor": f === 1 ? "end" : f ? "middle" : "start" }, `${xname} ${num(xs[Math.round(f * (xs.length - 1))])}`));
   }
   return drawing(title, svg, () => [[xname, ...parts.map((part) => part.label)], ...xs.map((x, i) => [x, ...parts.map((part) => part.y[i])])],
-    h("div", { class: "keys-of" }, parts.map((part, k) => h("span", {}, h("i", { set: { background: `var(--c${k % 8})`, display: "inline-block",
-      width: ".8rem", height: ".8rem", "margin-right": ".2rem" } }), `${part.label} ${num(part.y.at(-1))}`))));
+    h("div", { class: "keys-of" }, parts.map((part, k) => h("span", {}, swatch(`c${k % 8}`), `${part.label} ${num(part.y.at(-1))}`))));
 }

@@ -59,7 +59,9 @@ export function num(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "—";
   if (typeof value !== "number") return String(value);
   if (Number.isInteger(value)) return value.toLocaleString("en");
-  return Math.abs(value) >= 1e5 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(digits)));
+  if (Math.abs(value) >= 1e5) return Math.round(value).toLocaleString("en");
+  const rounded = Number(value.toPrecision(digits));
+  return Math.abs(rounded) >= 1000 ? rounded.toLocaleString("en") : String(rounded);
 }
 
 export function percent(share) {

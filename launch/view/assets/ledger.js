@@ -79,7 +79,7 @@ function sankey(flow, outcomes, given) {
   const label = (x, y, ...lines) => lines.forEach((line, i) => svg.append(s("text", { x, y: y + 13 * i }, line)));
   const top = 26;
   const old = flow.sampled !== null && flow.sampled < flow.journaled;
-  label(4, 14, old ? "sampled — (the generators’ count is behind the journal)" : `sampled ${num(flow.sampled)}`);
+  label(4, 14, `sampled ${old ? "—" : num(flow.sampled)}`);
   label(300, 14, `journaled ${num(flow.journaled)}`);
   label(620, 14, `outcome`);
   column(4, top, sampled, "sampled tokens, as generators count them");
@@ -102,5 +102,5 @@ function sankey(flow, outcomes, given) {
   svg.setAttribute("viewBox", `0 0 ${width} ${Math.max(tall + 50, to + 10)}`);
   return drawing("The flow of sampled tokens", svg, () => [["outcome", "sampled tokens"], ["sampled", flow.sampled], ["journaled", flow.journaled],
     ["delivered", flow.delivered], ...outcomes], h("p", { class: "soft" }, "Heights are tokens. A click on a band opens its trajectories. "
-      + `${num(flow.delivered)} were delivered to the learner.`));
+      + `${num(flow.delivered)} were delivered to the learner.${old ? " The generators’ own count of sampled tokens is behind the journal." : ""}`));
 }

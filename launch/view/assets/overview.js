@@ -106,8 +106,9 @@ function explorer(names, chosen, given, go) {
 
 function processes(page) {
   if (!page.processes.length) return h("p", { class: "soft" }, "— no supervisor has written which processes there are");
+  const several = page.processes.some((p) => p.host);
   return table("processes", [
-    ["process", (p) => p.name], ["pid", (p) => String(p.pid ?? "—")], ["state", (p) => p.state], ["started", (p) => clock(p.started)],
+    ...(several ? [["host", (p) => p.host || "head"]] : []), ["process", (p) => p.name], ["pid", (p) => String(p.pid ?? "—")], ["state", (p) => p.state], ["started", (p) => clock(p.started)],
     ["restarts", (p) => num(p.restarts)],
     ["why", (p) => (p.endings.length ? p.endings.map((e) => h("div", {}, `${clock(e.time)} ${e.reason}`)) : p.reason || "")],
   ], page.processes);

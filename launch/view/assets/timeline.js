@@ -2,10 +2,12 @@
 
 import { h, s, num, percent, seconds, clock, table } from "./dom.js";
 import { ask, address } from "./data.js";
-import { drawing } from "./charts.js";
+import { drawing, swatch } from "./charts.js";
 
 const PARTS = [["wait", "waits for a batch", "wait"], ["gpu_wait", "waits for the GPU", "c6"], ["update", "updates", "update"],
   ["publish", "publishes", "publish"]];
+const EVALUATES = ["evaluate", "stands for an evaluation", "c7"];
+const LEARNER = [...PARTS, EVALUATES];
 
 export async function render(main, given, go) {
   const page = await ask("timeline", { run: given.run });
@@ -15,7 +17,7 @@ export async function render(main, given, go) {
   main.append(
     h("h1", {}, "Who waited for whom?"),
     page.clock ? "" : h("p", { class: "soft" }, "— this run has no wall clock in its metrics: steps stand one behind the other, by their own durations"),
-    h("p", { class: "facts" }, PARTS.map(([name, title]) => h("span", {}, h("b", {}, `learner ${title} `),
+    h("p", { class: "facts" }, LEARNER.map(([name, title]) => h("span", {}, h("b", {}, `learner ${title} `),
       `${seconds(page.totals[name])} (${total && page.totals[name] !== null ? percent(page.totals[name] / total) : "—"})`))),
     h("p", { class: "facts", id: "turns" }, page.turns ? TURN.map(([name, title]) => h("span", {}, h("b", {}, `episodes: ${title} `),
       `${seconds(page.turns[name])} (${percent(page.turns[name] / TURN.reduce((sum, [one]) => sum + page.turns[one], 0))})`))
@@ -52,6 +54,14 @@ function roles(page, given) {
       at += value;
     }
     svg.append(link);
+  }
+  const [, stands, paint] = EVALUATES;
+  for (const one of page.clock ? page.evaluations : []) {
+    const at = Math.max(first, one.at - (one.stood ?? 0));
+    if (one.at < first || at > last) continue;
+    const title = `evaluation ${one.set || "held-out"} of step ${num(one.step)}: ${stands} ${seconds(one.stood)}, over ${clock(one.at)}`;
+    svg.append(one.stood ? s("rect", { x: px(at), y: 10, width: Math.max(1, px(Math.min(last, one.at)) - px(at)), height: 22, fill: `var(--${paint})` }, s("title", {}, title))
+      : s("line", { x1: px(Math.min(last, one.at)), x2: px(Math.min(last, one.at)), y1: 6, y2: 34, stroke: `var(--${paint})`, "stroke-width": 2 }, s("title", {}, title)));
   }
   let y = 44;
   if (names.length) {
@@ -100,11 +110,9 @@ function roles(page, given) {
   }
   return drawing(`The last ${steps.length} steps`, svg, () => [["step", "ended", "wait", "update", "publish", "generators idle", "generators' version", "episodes"],
     ...page.steps.map((r) => [r.step, r.ended, r.wait, r.update, r.publish, r.generators.idle, r.generators.version, r.actors.episodes])],
-    h("div", { class: "keys-of" }, PARTS.map(([, title, paint]) => h("span", {}, swatch(paint), title)), h("span", {}, swatch("sample"),
-      names.length ? "generator: shade by version" : "generators: height is the busy share, shade the version"), h("span", {}, swatch("tool"), "episodes under way")));
+    h("div", { class: "keys-of" }, LEARNER.map(([, title, paint]) => h("span", {}, swatch(paint), title)), h("span", {}, swatch("sample"),
+      names.length ? "generator: shade by version; in gaps none of its segments arrived" : "generators: height is the busy share, shade the version"), h("span", {}, swatch("tool"), "episodes under way")));
 }
-
-const swatch = (paint) => h("i", { set: { background: `var(--${paint})`, display: "inline-block", width: ".8rem", height: ".8rem", "margin-right": ".2rem" } });
 
 const TURN = [["waited", "waits for an engine", "wait"], ["sampled", "samples", "sample"], ["tools", "in tools and environment", "tool"]];
 
@@ -135,7 +143,7 @@ function anatomy(main, batch, given, go) {
     const y = i * 13 + 4;
     const group = s("a", { href: address("trajectory", { run: given.run, id: b.trajectory }),
       "aria-label": `${b.trajectory}: ${seconds(b.seconds)}, ${b.length} tokens` });
-    if (i < 60) group.append(s("text", { x: left - 6, y: y + 9, "text-anchor": "end" }, b.trajectory.slice(0, 22)));
+    group.append(s("text", { x: left - 6, y: y + 9, "text-anchor": "end" }, b.trajectory.slice(0, 22)));
     let t = b.began;
     if (b.turns.length) {
       for (const turn of b.turns) {

@@ -166,6 +166,42 @@ def test_every_page_of_every_run_fits(page, width, theme):
     assert page.run("document.documentElement.classList.contains('dark')") is (theme == "dark")
 
 
+OVERLAPS = """[...document.querySelectorAll('figure svg')].flatMap((svg) => {
+  const texts = [...svg.querySelectorAll('text')].filter((t) => t.textContent.trim());
+  const boxes = texts.map((t) => t.getBoundingClientRect());
+  return texts.flatMap((t, i) => texts.slice(i + 1).filter((_, k) => {
+    const [a, b] = [boxes[i], boxes[i + 1 + k]];
+    const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+    const tall = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    return wide > 1 && tall > 0.35 * Math.min(a.height, b.height);
+  }).map((other) => `${t.textContent} / ${other.textContent}`));
+})"""
+"""Pairs of texts in one figure that cover each other. Boxes of lines are a little taller than their letters."""
+
+
+@pytest.mark.parametrize("width", [400, 1_600])
+def test_no_text_of_a_figure_covers_another(page, width):
+    page.size(width)
+    found = {}
+    for run in ("demo", "killed"):
+        for name in PAGES:
+            page.open(f"/{name}?run={run}")
+            if pairs := page.run(OVERLAPS):
+                found[f"{run} {name}"] = pairs[:5]
+    assert found == {}
+
+
+def test_a_legend_has_the_colours_of_its_bars(page):
+    page.open("/ledger?run=demo")
+    bars = "[...document.querySelectorAll('figure.narrow svg rect')].map((bar) => getComputedStyle(bar).fill)"
+    keys = (
+        "[...document.querySelectorAll('figure.narrow .keys-of i')]"
+        ".map((key) => getComputedStyle(key).backgroundColor)"
+    )
+    assert len(page.run(keys)) == 2
+    assert set(page.run(keys)) == set(page.run(bars))
+
+
 def test_states_of_runs_are_told_apart(page):
     for run, said in (
         ("demo", "The run has ended at step"),

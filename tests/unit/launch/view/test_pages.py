@@ -8,7 +8,7 @@ import pytest
 from launch.errors import BadQuestion, NotKept
 from launch.view.questions import ANSWERS, Questions
 from tests.unit.launch.view.second_way import Sums
-from tests.view_runs import BOUND, Maker, small_run
+from tests.view_runs import BOUND, CLOCK, Maker, small_run
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +191,28 @@ def test_the_sentence_says_who_limits(questions):
     assert page["state"] == "broken off"
     assert page["alarms"][0]["title"] == "The run broke off without a summary"
     assert page["advice"] == []
+
+
+def test_evaluations_stand_in_the_timeline_with_the_seconds_that_the_learner_stood(tmp_path):
+    maker = Maker(tmp_path / "run")
+    maker.group(2)
+    maker.train()
+    answered = {"evaluation/answered_tasks": 4.0, "evaluation/accuracy": 0.5}
+    with (maker.folder / "metrics.jsonl").open("a") as file:
+        file.write(
+            json.dumps({"step": 1, "time": CLOCK + 9, **answered, "evaluation/stood_seconds": 2.5}) + "\n"
+        )
+        # A line of an earlier version, and one of a named set beside which the learner trained on.
+        file.write(json.dumps({"step": 2, "time": CLOCK + 19, **answered}) + "\n")
+        named = {"evaluation/hard/answered": 3.0, "evaluation/hard/stood_seconds": 0.0}
+        file.write(json.dumps({"step": 2, "time": CLOCK + 20, **named}) + "\n")
+    page = Questions([maker.close()]).ask("timeline", {})
+    assert page["evaluations"] == [
+        {"set": "", "step": 1, "at": CLOCK + 9, "stood": 2.5},
+        {"set": "", "step": 2, "at": CLOCK + 19, "stood": None},
+        {"set": "hard", "step": 2, "at": CLOCK + 20, "stood": 0.0},
+    ]
+    assert page["totals"]["evaluate"] == 2.5
 
 
 def test_the_answers_to_one_task_stand_together(questions):
