@@ -43,6 +43,8 @@ COMMANDS = {
     "ratios": "ratios",
     "frontier": "frontier results --plot docs/images/staleness.png",
     "versus_trl-sums": "versus_trl --tasks sums",
+    "view-beside": "view beside",
+    "view-large": "view large",
     "weights": "weights --repetitions 5",
 }
 """Program and arguments that write benchmarks/results/NAME.json, by NAME, which may have a folder."""

@@ -41,6 +41,8 @@ class Browser:
             start_new_session=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
+        self.pid = self._process.pid
+        """Process, and process group, of all of it."""
         self._runner = asyncio.Runner()
         self.problems: list[str] = []
         """Errors of scripts, refusals of the content security policy, and failed loads."""

@@ -22,6 +22,8 @@ VERSION = 2
 ROLES = {"prompt": "user", "answer": "assistant", "observation": "user", "left_out": "user"}
 """Role of each part of a sample. A prompt has all messages before the first answer in one text."""
 RETURN = "return"
+MEAN = "mean_of_kept_samples"
+"""Name of the only metric. A run keeps a few samples of a step, chosen as best, worst and at random."""
 
 
 def write_inspect_logs(samples: Iterable[Sample], folder: Path, run: str) -> str:
@@ -62,7 +64,7 @@ def inspect_log(samples: Sequence[Sample], *, run: str, task: str) -> dict[str, 
 
     Example:
         >>> sample = Sample(step=1, policy_version=0, split="train", env="e", task="1g0.0", group="1g0", return_=1.0)
-        >>> inspect_log([sample], run="r", task="train-step-000001")["results"]["scores"][0]["metrics"]["mean"]["value"]
+        >>> inspect_log([sample], run="r", task="train-step-000001")["results"]["scores"][0]["metrics"][MEAN]["value"]
         1.0
     """
     at = max((sample.time or 0.0 for sample in samples), default=0.0)
@@ -103,7 +105,7 @@ def inspect_log(samples: Sequence[Sample], *, run: str, task: str) -> dict[str, 
 
 
 def _results(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return the mean of each reward, and of the return."""
+    """Return the mean of each reward, and of the return, over the samples that were kept."""
     values: dict[str, list[float]] = {}
     for sample in samples:
         if not sample.failed:
@@ -114,7 +116,7 @@ def _results(samples: Sequence[Sample]) -> list[dict[str, Any]]:
             "name": name,
             "scorer": name,
             "scored_samples": len(found),
-            "metrics": {"mean": {"name": "mean", "value": fmean(found)}},
+            "metrics": {MEAN: {"name": MEAN, "value": fmean(found)}},
         }
         for name, found in values.items()
     ]

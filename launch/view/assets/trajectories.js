@@ -70,7 +70,7 @@ function filters(page, given, go) {
     pick("correct", "solved", [["true", "✓ yes"], ["false", "✗ no"]]), pick("outcome", "outcome", c.outcome), pick("status", "status", c.status),
     field("reason", "reason", "search", 10), field("lag_min", "lag from"), field("step_min", "step from"), field("step_max", "to"), field("version", "version"),
     field("group", "group", "search", 8), field("length_min", "length from"), field("length_max", "to"),
-    pick("uniform", "group", [["true", "= equal returns"], ["false", "≠ different returns"]]));
+    pick("uniform", "returns in the group", [["true", "= equal"], ["false", "≠ different"]]));
 }
 
 function rows(page, given, go, query) {

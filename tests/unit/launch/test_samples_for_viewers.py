@@ -64,6 +64,8 @@ def run(tmp_path):
     return folder
 
 
+MEAN = "mean_of_kept_samples"
+
 # --- Inspect View -------------------------------------------------------------------------------------------
 
 
@@ -78,7 +80,7 @@ def test_each_step_and_each_evaluation_is_a_log(run, tmp_path, capsys):
     assert sorted(logs) == ["heldout-step 2-step-000002", "train-step-000001", "train-step-000002"]
     first = logs["train-step-000001"]
     assert [entry["epoch"] for entry in first["samples"]] == [1, 2]
-    assert {score["name"]: score["metrics"]["mean"]["value"] for score in first["results"]["scores"]} == {
+    assert {score["name"]: score["metrics"][MEAN]["value"] for score in first["results"]["scores"]} == {
         "return": 1.0, "correct": 0.5, "reward/exact": 0.5
     }  # fmt: skip
     assert [m["role"] for m in first["samples"][0]["messages"]] == ["user", "assistant", "user", "assistant"]
@@ -99,7 +101,8 @@ def test_inspect_ai_reads_the_logs(run, tmp_path):
     assert (entry.target, entry.scores["return"].value, entry.scores["return"].answer) == ("2", 0.5, "2")
     assert entry.output.completion == "= 2\ud7ff"
     assert entry.input == "<user>1 + 1\x1b[2J?"
-    assert first.results.scores[0].metrics["mean"].value == 1.0
+    # A few samples are kept, the best and the worst among them: their mean is not that of the step.
+    assert first.results.scores[0].metrics["mean_of_kept_samples"].value == 1.0
 
 
 def test_the_other_options_choose_what_is_handed_over(run, tmp_path, capsys):

@@ -1,0 +1,404 @@
+"""Measure the page of a run: how fast it is on a large journal, and what it takes from a run that goes on.
+
+`large` writes a journal, starts `offbeat view` on it with a cold cache, and times pages, filters and trajectories.
+`beside` trains, and lets windows without a page (A) and with pages (B) take turns as A B B A: in B, a headless Chromium
+has the page Learning open, and a second client asks for the same every two seconds.
+
+    python -m benchmarks.view large [--trajectories 100000] [--json FILE]
+    python -m benchmarks.view beside [--blocks 4] [--json FILE]
+"""
+
+import argparse
+import contextlib
+import http.cookiejar
+import importlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import ROOT, Figure, save_results, table
+from learner.run_files import METRICS
+
+# Helpers of the tests, which are not typed.
+BROWSER: Any = importlib.import_module("tests.browser")
+RUNS: Any = importlib.import_module("tests.view_runs")
+
+GROUP = 8
+SAMPLED = 3_700
+"""Sampled tokens of a trajectory in its first answer, so that 100,000 trajectories take 5 GB."""
+TRAIN_EVERY, FILE_EVERY = 16, 250
+"""Groups of a learner step, and of a file of the journal."""
+POLL_S = 2.0
+"""Seconds between two rounds of the second client; the page itself looks every three seconds."""
+SETTLE_S = 8.0
+"""Time that a window leaves out at its beginning, in which viewer and browser start or end."""
+WARM_STEPS = 10
+PAGES = {
+    "Learning": "overview",
+    "Waiting": "timeline",
+    "Tokens": "ledger",
+    "Writing": "table",
+    "Staleness": "staleness",
+}
+FILTERS: dict[str, dict[str, str]] = {
+    "reward of at least 0.5": {"reward_min": "0.5"},
+    "sorted by reward": {"sort": "-reward"},
+    "groups with equal returns": {"uniform": "true"},
+    "trained, with their lag": {"outcome": "trained", "lag_min": "0"},
+    "part of a name": {"trajectory": "77"},
+}
+
+
+# --- a viewer in a process of its own -----------------------------------------------------------------------
+
+
+class Viewer:
+    """A process of `offbeat view`, logged in."""
+
+    def __init__(self, folder: Path) -> None:
+        began = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "launch.cli", "view", str(folder), "--listen", "127.0.0.1:0"],
+            stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.process.stdout.readline()
+        self.link = self.process.stdout.readline().strip()
+        self.start_s = time.monotonic() - began
+        """Seconds until the link was printed."""
+        self.base, _, secret = self.link.partition("/login#")
+        self._opener = urllib.request.build_opener(
+            urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
+        )
+        login = urllib.request.Request(
+            f"{self.base}/api/login", headers={"Authorization": f"Bearer {secret}"}
+        )
+        self._opener.open(login, timeout=30).read()
+
+    def ask(self, question: str, **given: str) -> tuple[dict[str, Any], float]:
+        """Return an answer, and the seconds that it took."""
+        began = time.perf_counter()
+        query = urllib.parse.urlencode(given)
+        with self._opener.open(f"{self.base}/api/{question}?{query}", timeout=120) as response:
+            answer = response.read()
+        return dict(json.loads(answer)), time.perf_counter() - began
+
+    def close(self) -> None:
+        """End it."""
+        self.process.terminate()
+        self.process.wait(30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the peak resident memory of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def cpu_seconds(pgrp: int) -> float:
+    """Return the CPU seconds of all living processes of a group, and of their children that have ended."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            words = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            if int(words[2]) == pgrp:
+                ticks += sum(map(int, words[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+# --- a large journal ----------------------------------------------------------------------------------------
+
+
+def write_run(folder: Path, trajectories: int) -> Path:
+    """Write a run folder whose journal has so many trajectories, by the broker's own state."""
+    maker = RUNS.Maker(folder)
+    for number in range(trajectories // GROUP):
+        maker.group(GROUP, versions=[[maker.version] * SAMPLED] * GROUP)
+        if number % TRAIN_EVERY == TRAIN_EVERY - 1:
+            maker.train()
+            maker.checkpoint()
+        if number % FILE_EVERY == FILE_EVERY - 1:
+            maker.new_file()
+    maker.close()
+    return folder
+
+
+def forget(folder: Path) -> int:
+    """Have the kernel drop a folder's files from its cache; return their bytes."""
+    nbytes = 0
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                nbytes += path.stat().st_size
+    return nbytes
+
+
+def large(trajectories: int, starts: int, repetitions: int) -> tuple[list[Figure], dict[str, Any]]:
+    """Time a viewer of a large journal, started ``starts`` times with a cold cache."""
+    seconds: dict[str, list[float]] = {}
+    draw = random.Random(3)
+
+    def note(name: str, value: float) -> None:
+        seconds.setdefault(name, []).append(value)
+
+    with tempfile.TemporaryDirectory(prefix="offbeat-view-") as place:
+        folder = write_run(Path(place) / "large", trajectories)
+        peaks, nbytes = [], 0
+        for _ in range(starts):
+            nbytes = forget(folder)
+            began = time.monotonic()
+            viewer = Viewer(folder)
+            try:
+                note("start until the link is printed", viewer.start_s)
+                first, took = viewer.ask("overview")
+                note("first page, while the journal is read", took)
+                assert first["progress"]["whole"] is False, "the journal is too small to be still unread"
+                while not viewer.ask("overview")[0]["progress"]["whole"]:
+                    time.sleep(0.2)
+                note("journal read whole, after the start", time.monotonic() - began)
+                for _ in range(repetitions):
+                    _time_answers(viewer, trajectories, draw, note)
+                _time_browser(viewer, trajectories, draw, note)
+                peaks.append(float(peak_bytes(viewer.process.pid) / 2**20))
+            finally:
+                viewer.close()
+    figures = [_timed(name, values) for name, values in seconds.items()]
+    figures.append(Figure("peak memory of the server", "MiB", peaks, note="limit 300"))
+    return figures, {
+        "trajectories": trajectories,
+        "journal_bytes": nbytes,
+        "seconds": seconds,
+        "peaks_mib": peaks,
+    }
+
+
+def _timed(name: str, values: list[float]) -> Figure:
+    limits = {
+        "start until": "3 s",
+        "first page": "1 s",
+        "filter": "300 ms",
+        "trajectory": "300 ms",
+        "page": "1 s",
+    }
+    limit = next((f"limit {limit}" for word, limit in limits.items() if name.startswith(word)), "")
+    whole = name.startswith(("start", "journal"))
+    return Figure(
+        name, "s" if whole else "ms", [value if whole else 1_000 * value for value in values], note=limit
+    )
+
+
+def _time_answers(
+    viewer: Viewer, trajectories: int, draw: random.Random, note: Callable[[str, float], None]
+) -> None:
+    for title, question in PAGES.items():
+        note(f"page {title}, the server's answer", viewer.ask(question)[1])
+    for what, given in FILTERS.items():
+        answer, took = viewer.ask("table", **given)
+        assert answer["total"] == trajectories
+        note(f"filter: {what}", took)
+    name = f"1g{draw.randrange(trajectories // GROUP)}.{draw.randrange(GROUP)}.0"
+    answer, took = viewer.ask("trajectory", id=name)
+    assert answer["row"]["trajectory"] == name if "row" in answer else answer["trajectory"] == name
+    note("trajectory, the server's answer", took)
+
+
+def _time_browser(
+    viewer: Viewer, trajectories: int, draw: random.Random, note: Callable[[str, float], None]
+) -> None:
+    """Time what a person sees: from the change of the address until the page says that it is there."""
+    path = BROWSER.chromium()
+    if path is None:
+        return
+    browser = BROWSER.Browser(path)
+    try:
+        browser.size(1_400)
+        browser.go(viewer.link)
+        browser.wait("document.querySelector('h1') && document.getElementById('main').dataset.ready")
+        views = {f"page {title}, in the browser": f"/{page}" for title, page in PAGES.items()}
+        name = f"1g{draw.randrange(trajectories // GROUP)}.0.0"
+        views |= {
+            "filter: reward of at least 0.5, in the browser": "/table?reward_min=0.5",
+            "trajectory, in the browser": f"/trajectory?id={name}",
+        }
+        for what, view in views.items():
+            began = time.perf_counter()
+            browser.open(view)
+            note(what, time.perf_counter() - began)
+    finally:
+        browser.close()
+
+
+# --- a run that goes on -------------------------------------------------------------------------------------
+
+
+class Watched:
+    """The steps of a run that goes on, with their time on the wall clock and totals."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / METRICS
+
+    def rows(self) -> list[tuple[float, float, float]]:
+        """Return time, learner step and sampled tokens of each step so far."""
+        found = []
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                if "generator/tokens_total" in row:
+                    found.append((row["time"], row["step"], row["generator/tokens_total"]))
+        return found
+
+    def rates(self, begin: float, end: float) -> tuple[float, float]:
+        """Return learner steps and sampled tokens per second in a part of the run."""
+        times, steps, tokens = np.array(self.rows()).T
+        assert times[0] < begin
+        assert times[-1] >= end, "the run ended before its window"
+        return tuple(
+            float(np.diff(np.interp([begin, end], times, values))[0] / (end - begin))
+            for values in (steps, tokens)
+        )  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def training(place: Path) -> Iterator[Watched]:
+    """Train `recipes/spell_backward.toml` in processes of its own, until this context ends."""
+    command = [sys.executable, "-m", "launch.cli", "train", str(ROOT / "recipes" / "spell_backward.toml")]
+    command += [f"run.dir={place}", "run.name=run", "learner.steps=100000", "run.max_minutes=60"]
+    with (place / "train.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        try:
+            run = Watched(place / "run")
+            until = time.monotonic() + 300
+            while len(run.rows()) < WARM_STEPS:
+                assert process.poll() is None, (place / "train.log").read_text(encoding="utf-8")[-2_000:]
+                assert time.monotonic() < until, "the run does not get going"
+                time.sleep(1.0)
+            yield run
+        finally:
+            process.terminate()
+            process.wait(120)
+
+
+@contextlib.contextmanager
+def watching(folder: Path, cost: dict[str, float]) -> Iterator[None]:
+    """Have a page open in a browser, and a second client that polls. ``cost`` gets the CPU seconds of both sides."""
+    viewer = Viewer(folder)
+    ended = threading.Event()
+
+    def poll() -> None:
+        while not ended.wait(POLL_S):
+            for question in ("runs", "overview", "metrics", "names", "logs"):
+                viewer.ask(
+                    question, names="rollout/return_mean,learner/idle_share" if question == "metrics" else ""
+                )
+
+    second = threading.Thread(target=poll)
+    browser = BROWSER.Browser(BROWSER.chromium())
+    try:
+        browser.go(viewer.link)
+        browser.wait("document.querySelector('h1') && document.getElementById('main').dataset.ready")
+        second.start()
+        yield
+        own = Path(f"/proc/{viewer.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        cost["viewer"] = sum(map(int, own[11:13])) / os.sysconf("SC_CLK_TCK")
+        cost["browser"] = cpu_seconds(browser.pid)
+    finally:
+        ended.set()
+        if second.ident is not None:
+            second.join()
+        browser.close()
+        viewer.close()
+
+
+def beside(blocks: int, window_s: float) -> tuple[list[Figure], dict[str, Any]]:
+    """Compare the throughput of windows with pages open to that of windows without, A B B A in one run."""
+    windows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="offbeat-view-") as place, training(Path(place)) as run:
+        for arm in "ABBA" * blocks:
+            cost: dict[str, float] = {}
+            with contextlib.ExitStack() as stack:
+                if arm == "B":
+                    stack.enter_context(watching(Path(place) / "run", cost))
+                time.sleep(SETTLE_S)
+                begin = time.time()
+                time.sleep(window_s)
+                end = time.time()
+            windows.append({"arm": arm, "begin": begin, "end": end, "cpu_s": cost})
+        # The last window needs a step after its end.
+        until = time.monotonic() + 60
+        while run.rows()[-1][0] < windows[-1]["end"] and time.monotonic() < until:
+            time.sleep(0.5)
+        for one in windows:
+            one["steps_per_s"], one["tokens_per_s"] = run.rates(one["begin"], one["end"])
+    figures = [
+        Figure(name, unit, _arms(windows, key)[1], "no page", _arms(windows, key)[0], "limit 0.99")
+        for name, unit, key in (
+            ("sampled tokens, with two pages", "tokens/s", "tokens_per_s"),
+            ("learner steps, with two pages", "steps/s", "steps_per_s"),
+        )
+    ]
+    for side in ("viewer", "browser"):
+        shares = [one["cpu_s"][side] / (SETTLE_S + window_s) for one in windows if one["arm"] == "B"]
+        figures.append(
+            Figure(f"CPU of the {side}, its start included", "% of a core", [100 * share for share in shares])
+        )
+    return figures, {"windows": windows, "window_s": window_s, "settle_s": SETTLE_S, "nice": os.nice(0)}
+
+
+def _arms(windows: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:
+    """Return for each block A B B A the means of its two windows without pages, and of its two with them."""
+    arms: tuple[list[float], list[float]] = ([], [])
+    for first in range(0, len(windows), 4):
+        for arm, found in zip("AB", arms, strict=True):
+            found.append(
+                statistics.fmean(one[key] for one in windows[first : first + 4] if one["arm"] == arm)
+            )
+    return arms
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    of_large = kinds.add_parser("large")
+    of_large.add_argument("--trajectories", type=int, default=100_000)
+    of_large.add_argument("--starts", type=int, default=3)
+    of_large.add_argument("--repetitions", type=int, default=5)
+    of_beside = kinds.add_parser("beside")
+    of_beside.add_argument("--blocks", type=int, default=4)
+    of_beside.add_argument("--window-s", type=float, default=20.0)
+    for one in (of_large, of_beside):
+        one.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if arguments.kind == "large":
+        figures, found = large(arguments.trajectories, arguments.starts, arguments.repetitions)
+    else:
+        figures, found = beside(arguments.blocks, arguments.window_s)
+    shown = table(figures)
+    sys.stdout.write(shown + "\n")
+    if arguments.json is not None:
+        save_results(arguments.json, {"figures": shown}, found)
+
+
+if __name__ == "__main__":
+    main()
