@@ -86,7 +86,7 @@ def train(system: System, config: RunConfig, spec: Spec, started: float) -> Run:
         trainer.begin()
         deadline = time.monotonic() + spec.seconds
         try:
-            while trainer.step < spec.steps:
+            while trainer.step < spec.steps and not spec.over(trainer.rewards):
                 run.learn()
         except Stopped:
             pass

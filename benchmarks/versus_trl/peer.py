@@ -239,7 +239,7 @@ class Clock(transformers.TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         mean = self.trainer._metrics["train"]["completions/mean_length"][-1]
         self.ends.append((self.now, round(mean * args.per_device_train_batch_size)))
-        if self.now > self._spec.seconds:
+        if self.now > self._spec.seconds or self._spec.over(self.rewards):
             control.should_training_stop = True
 
     def note(self, rewards: list[float]) -> None:

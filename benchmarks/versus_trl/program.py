@@ -14,6 +14,8 @@ Tasks:
 - `letter-1m`, `letter-10m`: the `letter` task with models of 0.9 and 10 million parameters;
 - `rows`, `sums`: a jsonl file and a reward function in TRL's form, which both sides take unchanged: words of three
   letters for a model of 0.1 million parameters, and sums of two digits for SmolLM2 (135 million);
+- `easy-sums`: sums of numbers from 1 to 12, which SmolLM2 gets right in about a quarter of its answers at the start. So
+  its first successes are not left to chance, and a run ends where it has reached the level;
 - `tool`: three turns, each answered by a tool after 0.2 to 2 s (log-uniform), a model of 0.4 million
   parameters.
 
@@ -38,6 +40,7 @@ since.
 import argparse
 import hashlib
 import json
+import math
 import os
 import signal
 import statistics
@@ -56,7 +59,9 @@ from benchmarks.versus_trl.runs import (
     Spec,
     configured,
     curve,
+    mean_interval,
     ratio,
+    reached,
     seconds_to,
     spread,
     step_seconds,
@@ -68,10 +73,13 @@ from launch.run_file.sections import RunConfig
 def measures(result: dict[str, Any]) -> dict[str, float | None]:
     """Return the compared figures of one run."""
     settings = TASKS[result["task"]]
+    at = reached(result["steps"], result["rewards"], settings.window, settings.level)
     return {
         "tokens": tokens_per_second(result["steps"]),
         "step": step_seconds(result["steps"]),
         "level": seconds_to(curve(result["rewards"], settings.window), settings.level),
+        "level_steps": None if at is None else at.steps,
+        "level_tokens": None if at is None else at.tokens,
         "startup": result["startup"],
         "steps": float(len(result["steps"])),
     }
@@ -92,7 +100,7 @@ def tables(results: Sequence[dict[str, Any]]) -> str:
         block
         for task in TASKS
         if (of_task := [r for r in results if r["task"] == task])
-        for block in (_arms_table(task, of_task), _ratio_table(task, of_task))
+        for block in (_arms_table(task, of_task), _level_table(task, of_task), _ratio_table(task, of_task))
         if block
     )
 
@@ -126,6 +134,45 @@ def _arms_table(task: str, results: Sequence[dict[str, Any]]) -> str:
             f"| {spread(values['startup'], 0)} | {count} |"
         )
     return "\n".join(rows)
+
+
+def _level_table(task: str, results: Sequence[dict[str, Any]]) -> str:
+    """Return what each arm needed to the level, and TRL's over ours; "" with fewer than three seeds.
+
+    A ratio is the geometric mean over the seeds that both arms have.
+    """
+    seeds = {r["seed"] for r in results}
+    if len(seeds) < 3:
+        return ""
+    level = TASKS[task].level
+    kinds = {"level_steps": "steps", "level": "seconds", "level_tokens": "trained tokens"}
+    arms = (*_present(results, ours=False), *_present(results, ours=True))
+    values = {(arm, what): _by_seed(results, arm, what) for arm in arms for what in kinds}
+    rows = [
+        f"**{task}: to reward {level:g}** (mean and 95 % interval of the mean over seeds)",
+        "",
+        f"| | {' | '.join(kinds.values())} | reached |",
+        "|---" * (len(kinds) + 2) + "|",
+    ]
+    for arm in arms:
+        known = [[v for v in values[arm, what] if v is not None] for what in kinds]
+        cells = [_interval(of) if of else "-" for of in known]
+        count = sum(r["arm"] == arm for r in results)
+        rows.append(f"| {arm} | {' | '.join(cells)} | {len(known[0])} of {count} |")
+    for peer in _present(results, ours=False):
+        for arm in _present(results, ours=True):
+            ratios = [ratio(values[peer, what], values[arm, what]) for what in kinds]
+            cells = [_interval([math.log(v) for v in of], exp=True) if of else "-" for of in ratios]
+            rows.append(f"| {peer} over {arm} | {' | '.join(cells)} | {len(ratios[0])} of {len(seeds)} |")
+    return "\n".join(rows)
+
+
+def _interval(values: Sequence[float], *, exp: bool = False) -> str:
+    """Return a mean and its interval as text; with ``exp`` those of values that are logarithms."""
+    found = [math.exp(v) if exp else v for v in mean_interval(values)]
+    digits = 2 if exp else 1 if found[0] < 1000 else 0
+    mean, low, high = (f"{v:,.{digits}f}" for v in found)
+    return mean if len(values) < 2 else f"{mean} [{low}, {high}]"
 
 
 def _ratio_table(task: str, results: Sequence[dict[str, Any]]) -> str:
@@ -217,7 +264,12 @@ def run(task: str, arm: str, config: RunConfig, steps: int, seconds: float, core
     with tempfile.TemporaryDirectory() as folder:
         spec, out, log = (Path(folder) / name for name in ("spec.json", "out.json", "log"))
         threads = ARMS[arm].threads
-        Spec(arm, config.model_dump(mode="json"), model, folder, steps, seconds, threads).write(spec)
+        limits = TASKS[task]
+        level = limits.level if limits.ends_at_level else None
+        made = Spec(
+            arm, config.model_dump(mode="json"), model, folder, steps, seconds, threads, level, limits.window
+        )
+        made.write(spec)
         side = "ours" if ARMS[arm].ours else "peer"
         command = [sys.executable, "-m", f"benchmarks.versus_trl.{side}", str(spec), str(out)]
         if cores:

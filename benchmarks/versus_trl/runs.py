@@ -5,6 +5,7 @@ known. The functions below compute every compared figure from these two lists.
 """
 
 import json
+import math
 import random
 import statistics
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
+from learner.budget import t_quantile
 
 FOLDER = Path("build/versus_trl")
 ROW_COUNT = 2_000
@@ -37,7 +39,15 @@ def sums() -> Iterator[tuple[str, str]]:
         yield f"What is {a} + {b}? Just give the number.", str(a + b)
 
 
-FILES = {"spelled.jsonl": spelled, "sums.jsonl": sums}
+def easy_sums() -> Iterator[tuple[str, str]]:
+    """Yield sums of two numbers from 1 to 12, and their values."""
+    draw = random.Random(3)
+    for _ in range(ROW_COUNT):
+        a, b = draw.randrange(1, 13), draw.randrange(1, 13)
+        yield f"What is {a} + {b}? Just give the number.", str(a + b)
+
+
+FILES = {"spelled.jsonl": spelled, "sums.jsonl": sums, "easy_sums.jsonl": easy_sums}
 
 
 def write_rows(folder: Path = FOLDER) -> None:
@@ -75,6 +85,8 @@ class TaskSettings:
     overrides: tuple[str, ...] = ()
     seconds_of: tuple[tuple[str, float], ...] = ()
     """Seconds of the arms that get less or more time than ``seconds``."""
+    ends_at_level: bool = False
+    """Whether a run ends as soon as it has reached the level: more seeds in the same time."""
 
 
 DECOUPLED = (
@@ -158,6 +170,7 @@ ROWS = (
     "learner.sampling.max_turn_tokens=12",
     "learner.sampling.max_trajectory_tokens=32",
 )
+EASY_SUMS = (f"env.params={{train = '{FOLDER}/easy_sums.jsonl', reward = '{REWARDS}:last_number'}}",)
 SMOLLM2 = (
     "model.path=smollm2",
     "env.name=rows",
@@ -181,6 +194,9 @@ TASKS = {
     ),
     "rows": TaskSettings(("trl", "trl-1", "sync", "async"), 70, 120.0, 0.7, 64, ROWS),
     "sums": TaskSettings(("trl", "async", "async-lag-1"), 40, 640.0, 0.5, 64, SMOLLM2),
+    "easy-sums": TaskSettings(
+        ("trl", "sync", "async-lag-1"), 40, 640.0, 0.5, 128, SMOLLM2 + EASY_SUMS, ends_at_level=True
+    ),
     "tool": TaskSettings(
         ("trl-environment", "trl-rollout", "sync", "async"), 200, 90.0, 0.5, 128, TOOL,
         (("trl-environment", 300.0), ("async", 45.0)),
@@ -216,6 +232,15 @@ class Spec:
     """Seconds after which no further step begins."""
     threads: int
     """OpenMP threads of each process."""
+    level: float | None = None
+    """Reward at which the run ends; None: it does not end for a reward."""
+    window: int = 1
+    """Number of last trajectories whose mean reward is held against the level."""
+
+    def over(self, rewards: Sequence[tuple[float, float]]) -> bool:
+        """Return whether the mean of the last rewards has reached the level."""
+        last = [reward for _, reward in rewards[-self.window :]]
+        return self.level is not None and len(last) == self.window and statistics.fmean(last) >= self.level
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -293,6 +318,57 @@ def seconds_to(points: Sequence[tuple[float, float]], level: float) -> float | N
         2.0
     """
     return next((t for t, reward in points if reward >= level), None)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a level of reward cost."""
+
+    steps: float
+    seconds: float
+    tokens: float
+    """Trained tokens."""
+
+
+def reached(
+    steps: Sequence[tuple[float, int]], rewards: Sequence[tuple[float, float]], window: int, level: float
+) -> Reached | None:
+    """Return what the first window of rewards cost whose mean has reached a level; None if there is none.
+
+    Each figure is the mean over the trajectories of the window, as in `curve`: the number of the step in which a
+    reward became known, its time, and the tokens trained up to the end of that step.
+
+    Example:
+        >>> steps = [(10.0, 100), (20.0, 80)]
+        >>> reached(steps, [(9.0, 0.0), (9.0, 1.0), (19.0, 1.0), (19.0, 1.0)], 2, 1.0)
+        Reached(steps=1.5, seconds=14.0, tokens=140.0)
+        >>> reached(steps, [(9.0, 0.0)], 2, 1.0) is None
+        True
+    """
+    known = sorted(rewards, key=lambda point: point[0])
+    ends = np.array([end for end, _ in steps])
+    trained = np.cumsum([tokens for _, tokens in steps])
+    for first in range(len(known) - window + 1):
+        part = known[first : first + window]
+        if sum(reward for _, reward in part) / window >= level:
+            times = np.array([time for time, _ in part])
+            numbers = np.minimum(np.searchsorted(ends, times), len(ends) - 1)
+            return Reached(float(numbers.mean()) + 1, float(times.mean()), float(trained[numbers].mean()))
+    return None
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean and the ends of its 95 % interval by Student's t; with one value all three are that value.
+
+    Example:
+        >>> [round(v, 3) for v in mean_interval([0.1, 0.2, 0.3])]
+        [0.2, -0.048, 0.448]
+    """
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, mean, mean
+    half = t_quantile(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
 
 
 def ratio(theirs: Sequence[float | None], ours: Sequence[float | None]) -> list[float]:
