@@ -43,6 +43,7 @@ def ledger_page(files: RunFiles, index: JournalIndex, kept: AnnotationReader) ->
         "sum": None if ledger is None else _closing(ledger),
         "of_rows": {name: dict(counts) for name, counts in sums.items()},
         "meanings": meanings(),
+        "bound": files.bound,
         "series": series(files.steps),
         "lengths": lengths(index.rows),
         "distance": files.steps.last("broker/length_distance_tokens"),

@@ -112,7 +112,8 @@ function tokens(main, page, turns, tab, given, go) {
       SHADES.map(([name, title]) => h("option", { value: name, selected: name === shade }, known.some(([k]) => k === name) ? title : `${title} —`)))),
       values.length ? legend(low, high, signed, much) : h("span", {}, "— this was not kept for this trajectory, which differs from 0")));
   }
-  if (shade && kept) main.append(h("p", { id: "cuts" }, cuts(columns)));
+  const told = kept || columns.cut?.some(Boolean);
+  if (shade && (told || page.outcome === "trained")) main.append(h("p", { id: "cuts" }, told ? cuts(columns) : masked(columns, page.bound)));
   const box = h("div", { class: `tokens ${tab === "tokens" ? "boxed" : ""}` });
   let spans = 0;
   for (const turn of turns) {
@@ -158,6 +159,14 @@ function cuts(columns) {
   columns.cut.forEach((why, i) => { if (columns.action[i] && why) counts.set(why, (counts.get(why) ?? 0) + 1); });
   const of = columns.action.filter(Boolean).length;
   return counts.size ? `Of ${num(of)} sampled tokens: ${[...counts].map(([why, n]) => `${num(n)} ${why}`).join("; ")}.` : `No bound cut the gradient of any of ${num(of)} sampled tokens.`;
+}
+
+/** Says the same of a trajectory of which the learner kept nothing: its versions and the bound say what was masked. */
+function masked(columns, bound) {
+  const of = columns.action.filter(Boolean).length;
+  const beyond = bound === null ? 0 : columns.lag.filter((lag, i) => columns.action[i] && lag !== null && lag > bound).length;
+  const first = beyond ? `Of ${num(of)} sampled tokens: ${num(beyond)} masked, because their lag is beyond the bound ${num(bound)}.` : `The lag bound masked none of ${num(of)} sampled tokens.`;
+  return beyond === of ? first : `${first} Whether ${beyond ? "others" : "they"} were clipped was not kept.`;
 }
 
 const visible = (word) => (word === "" ? "∅" : word.replace(/\n/g, "⏎").replace(/\t/g, "⇥"));

@@ -17,11 +17,11 @@ export async function render(main, given) {
   }
   const flow = page.flow;
   const outcomes = Object.entries(flow.outcomes).filter(([, n]) => n).sort((a, b) => b[1] - a[1]);
-  if (flow.journaled) main.append(sankey(flow, outcomes, given));
+  if (flow.journaled) main.append(sankey(flow, outcomes, given, page.bound));
   main.append(
     h("p", { class: "facts" }, fact("trained again from the replay buffer", page.replayed), fact("came back because a step was undone", page.rolled_back),
       fact("delivered again", page.redelivered)),
-    table("outcomes", [["outcome", ([name]) => link(name, given)], ["sampled tokens", ([, n]) => num(n)],
+    table("outcomes", [["outcome", ([name]) => link(name, given, page.bound)], ["sampled tokens", ([, n]) => num(n)],
       ["share of the journaled ones", ([, n]) => `${num(100 * n / flow.journaled, 3)} %`],
       ["all tokens", ([name]) => num(page.of_rows[name]?.tokens)], ["segments", ([name]) => num(page.of_rows[name]?.segments)],
       ["meaning", ([name]) => page.meanings[name] || meaning(name)]], outcomes));
@@ -42,16 +42,16 @@ export async function render(main, given) {
 const fact = (name, n) => h("span", {}, h("b", {}, `${name} `), num(n));
 const plain = (name) => name.replace(/^trained: .*/, "trained").replace(/^dropped: .*/, "dropped");
 
-function given_(name) {
+function given_(name, bound) {
   if (name === "dropped: evaluated") return { outcome: "dropped", purpose: "eval" };
   if (name === "dropped: equal returns in its group") return { outcome: "dropped", purpose: "train", uniform: "true" };
   if (name.endsWith("by the learner")) return { outcome: "dropped", purpose: "train", uniform: "false" };
   if (name === "dropped: failed") return { outcome: "dropped", status: "failed" };
-  if (name.startsWith("trained: masked")) return { outcome: "trained", sort: "-lag" };
+  if (name.startsWith("trained: masked")) return { outcome: "trained", lag_min: bound === null ? null : bound + 1, sort: "-lag" };
   return { outcome: plain(name) };
 }
 
-const link = (name, given) => h("a", { href: address("table", { run: given.run, ...given_(name) }) }, name);
+const link = (name, given, bound) => h("a", { href: address("table", { run: given.run, ...given_(name, bound) }) }, name);
 
 function meaning(name) {
   if (name.startsWith("trained: masked")) return "tokens of trained trajectories that were older than the lag bound, so that they carried no gradient";
@@ -63,7 +63,7 @@ function meaning(name) {
 }
 
 /** Sampled, journaled and outcomes as bands whose heights are tokens; a band opens its trajectories. */
-function sankey(flow, outcomes, given) {
+function sankey(flow, outcomes, given, bound) {
   const [width, tall] = [900, 300];
   const sampled = flow.sampled === null ? flow.journaled : Math.max(flow.sampled, flow.journaled);
   const scale = (tall - 8 * outcomes.length) / sampled;
@@ -93,7 +93,7 @@ function sankey(flow, outcomes, given) {
   let from = top;
   let to = top;
   outcomes.forEach(([name, n], i) => {
-    ribbon(316, from, 620, to, n, `c${i % 8}`, `${name}: ${num(n)} tokens`, address("table", { run: given.run, ...given_(name) }));
+    ribbon(316, from, 620, to, n, `c${i % 8}`, `${name}: ${num(n)} tokens`, address("table", { run: given.run, ...given_(name, bound) }));
     column(620, to, n, name);
     label(642, to + Math.max(9, n * scale / 2 + 4), `${name} ${num(n)}`);
     from += n * scale;

@@ -232,6 +232,9 @@ def test_the_ledger_closes_and_a_band_opens_its_trajectories(page):
     assert said == "The ledger closes: 200 tokens journaled = 40 held + 100 trained + 60 dropped."
     page.settled(click("document.querySelector('svg a[aria-label^=\"dropped: evaluated\"]')"))
     assert set(first_rows(page)) == {"1eval-before 0-0.0", "1eval-after 4-0.0"}
+    page.open("/ledger?run=killed")
+    page.settled(click("document.querySelector('svg a[aria-label^=\"trained: masked\"]')"))
+    assert first_rows(page) == ["1g5.0.0"]
 
 
 @pytest.mark.parametrize(
@@ -289,6 +292,11 @@ def test_keys_go_through_list_and_group_and_texts(page):
 
 def test_the_inspector_says_where_the_gradient_of_a_token_was_cut(page):
     page.open("/trajectory?run=killed&id=1g5.0.0&tab=shaded&shade=lag")
+    # The learner kept nothing here, but versions and bound say what was masked.
+    assert page.run("document.getElementById('cuts').innerText") == (
+        "Of 5 sampled tokens: 2 masked, because their lag is beyond the bound 2. "
+        "Whether others were clipped was not kept."
+    )
     words = page.run("[...document.querySelectorAll('.tokens .t')].map((t) => t.innerText)")
     assert words[:4] == ["<bos>", " 2", "+", " 2"]
     assert len(words) == 10
@@ -303,6 +311,13 @@ def test_the_inspector_says_where_the_gradient_of_a_token_was_cut(page):
     assert "entropy —" in said
     # Observations have no shade.
     assert page.run("document.querySelector('.tokens .t[data-i=\"7\"]').className") == "t o"
+
+
+def test_a_trajectory_that_was_masked_whole_says_so(page):
+    # The learner wrote no log-probability of it, because none of its tokens was trained.
+    page.open("/trajectory?run=demo&id=1g27.0.0&tab=shaded")
+    said = page.run("document.getElementById('cuts').innerText")
+    assert said.startswith("Of 4 sampled tokens: 4 masked")
 
 
 def test_a_click_on_a_point_opens_the_samples_of_the_step(page):
@@ -345,7 +360,8 @@ def test_an_error_is_shown_and_the_page_stays(page):
 
 
 def test_hostile_texts_stay_texts(browser, tmp_path):
-    maker = Maker(tmp_path / "<b>evil", env="<img src=x onerror=alert(1)>", settings={})
+    params = {"env": {"name": "calculator", "params": {EVIL[:90]: EVIL}}}
+    maker = Maker(tmp_path / "<b>evil", env="<img src=x onerror=alert(1)>", settings=params)
     maker.group(
         2, rewards=[0.0, 1.0], reward_name="</td><script>alert(1)</script>", stop="\u202e<i>stop", texts=None
     )
@@ -373,6 +389,12 @@ def test_hostile_texts_stay_texts(browser, tmp_path):
     (folder / "logs" / "<u>x.log").write_bytes(
         b"2026-01-01 00:00:00,000 INFO    " + EVIL.encode() + b"\xff" * 1_000_000 + b"\n"
     )
+    (folder / "hosts" / "<b>host").mkdir(parents=True)
+    started = {
+        EVIL[:90]: {"pid": 1, "restarts": 3, "last_reason": EVIL, "endings": [{"time": 1.0, "reason": EVIL}]}
+    }
+    record = {"machine": EVIL[:90], "processes": started}
+    (folder / "hosts" / "<b>host" / "supervisor.json").write_text(json.dumps(record))
     browser.problems.clear()
     with serving([folder]) as url:
         browser.go("about:blank")
