@@ -35,8 +35,10 @@ function roles(page, given) {
   const steps = page.steps.slice(-120);
   const [width, left] = [1100, 120];
   const began = (step) => step.ended - PARTS.reduce((sum, [name]) => sum + (step[name] ?? 0), 0);
-  const first = began(steps[0]);
-  const last = Math.max(...steps.map((step) => step.ended));
+  // The evaluation before the first step that is drawn, and those after the last one, belong to the figure.
+  const evaluated = page.clock ? page.evaluations.filter((one) => one.step >= steps[0].step - 1) : [];
+  const first = Math.min(began(steps[0]), ...evaluated.map((one) => one.at - (one.stood ?? 0)));
+  const last = Math.max(...steps.map((step) => step.ended), ...evaluated.map((one) => one.at));
   const px = (at) => left + (width - left - 10) * (at - first) / Math.max(1e-9, last - first);
   const names = page.generators.filter((g) => g.spans.length);
   const rows = 1 + Math.max(1, names.length) + 1;
@@ -56,12 +58,11 @@ function roles(page, given) {
     svg.append(link);
   }
   const [, stands, paint] = EVALUATES;
-  for (const one of page.clock ? page.evaluations : []) {
-    const at = Math.max(first, one.at - (one.stood ?? 0));
-    if (one.at < first || at > last) continue;
+  for (const one of evaluated) {
+    const at = one.at - (one.stood ?? 0);
     const title = `evaluation ${one.set || "held-out"} of step ${num(one.step)}: ${stands} ${seconds(one.stood)}, over ${clock(one.at)}`;
-    svg.append(one.stood ? s("rect", { x: px(at), y: 10, width: Math.max(1, px(Math.min(last, one.at)) - px(at)), height: 22, fill: `var(--${paint})` }, s("title", {}, title))
-      : s("line", { x1: px(Math.min(last, one.at)), x2: px(Math.min(last, one.at)), y1: 6, y2: 34, stroke: `var(--${paint})`, "stroke-width": 2 }, s("title", {}, title)));
+    svg.append(one.stood ? s("rect", { x: px(at), y: 10, width: Math.max(1, px(one.at) - px(at)), height: 22, fill: `var(--${paint})` }, s("title", {}, title))
+      : s("line", { x1: px(one.at), x2: px(one.at), y1: 6, y2: 34, stroke: `var(--${paint})`, "stroke-width": 2 }, s("title", {}, title)));
   }
   let y = 44;
   if (names.length) {

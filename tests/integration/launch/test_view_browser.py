@@ -329,6 +329,15 @@ def test_a_click_on_a_point_opens_the_samples_of_the_step(page):
     page.wait("document.querySelector('article.card')")
 
 
+def test_the_evaluations_before_and_after_the_steps_are_drawn(page):
+    page.open("/timeline?run=demo")
+    titles = page.run("[...document.querySelectorAll('svg title')].map((t) => t.textContent)")
+    drawn = [title for title in titles if title.startswith("evaluation held-out")]
+    assert [title.partition(":")[0] for title in drawn] == [
+        f"evaluation held-out of step {step}" for step in (0, 8, 16)
+    ]
+
+
 def test_metrics_are_found_by_a_regular_expression(page):
     page.open("/overview?run=demo")
     page.run(fill("filter", "^learner/ratio.*max$", "input"))
