@@ -29,15 +29,33 @@ def write_cards(config: RunConfig, folder: Path, summary: Mapping[str, Any]) -> 
     Raises:
         OSError: a card cannot be written.
     """
-    written = []
-    for model in exported(folder):
-        places = [(model, False)]
-        if (model / ADAPTER_FOLDER).is_dir():
-            places.append((model / ADAPTER_FOLDER, True))
-        for place, adapter in places:
-            write_whole(place / CARD, card(config, summary, model.name, adapter=adapter))
-            written.append(place / CARD)
-    return written
+    return [path for model in exported(folder) for path in _write(config, model, model.name, summary)]
+
+
+def describe(config: RunConfig, run: str, folder: Path, name: str, facts: Mapping[str, Any]) -> None:
+    """Write a card beside a model that the learner exports, and beside its adapters.
+
+    Args:
+        run: name of the run.
+        folder: where the model lies now.
+        name: name that its folder has in the end.
+        facts: see `learner.run.TrainingRun.facts`.
+
+    Raises:
+        OSError: a card cannot be written.
+    """
+    lag = {**facts["policy_lag"], "bound": config.max_policy_lag}
+    own = {"run": run, "mode": config.run.mode, "seed": config.run.seed}
+    _write(config, folder, name, {**own, **facts, "policy_lag": lag})
+
+
+def _write(config: RunConfig, model: Path, name: str, summary: Mapping[str, Any]) -> list[Path]:
+    places = [(model, False)]
+    if (model / ADAPTER_FOLDER).is_dir():
+        places.append((model / ADAPTER_FOLDER, True))
+    for place, adapter in places:
+        write_whole(place / CARD, card(config, summary, name, adapter=adapter))
+    return [place / CARD for place, _ in places]
 
 
 def exported(folder: Path) -> list[Path]:
@@ -109,7 +127,8 @@ def _facts(config: RunConfig, summary: Mapping[str, Any], name: str) -> Iterator
     yield "trained", f"adapters: {lora.words}" if lora else "all weights"
     yield "steps, policy version", f"{summary['steps']}, {summary['policy_version']} ({summary['ended_by']})"
     if name != "model":
-        yield "this model", f"the one of {name.replace('step-', 'step ')}"
+        best, _, step = name.rpartition("step-")
+        yield "this model", f"the {'best one, of' if best else 'one of'} step {step}"
     yield "batch", f"{learner.batch_trajectories} trajectories, {learner.group_size} for each task"
     yield "learning rate", f"{learner.optimizer.lr:g}"
     yield (

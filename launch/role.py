@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -129,6 +130,7 @@ def learner(
 ) -> None:
     from launch.conversations import given_of
     from launch.model import with_teacher
+    from launch.model_card import describe
     from launch.servers import weights_url
     from learner.evaluations import run_evaluation
     from learner.main import run_learner
@@ -170,6 +172,7 @@ def learner(
         ),
         no_capacity_s=config.no_capacity_s,
         given=lambda: given_of(config, model),
+        describe=partial(describe, config, folder.name),
         evaluates_beside=config.generator.evaluators > 0 and config.run.mode == "async",
         # The float type of a server run by others is not known here.
         connect=connect,

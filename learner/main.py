@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,7 @@ def run_learner(
     tracked: TrackedRun | None = None,
     evaluates_beside: bool = False,
     given: Callable[[], Sequence[Conversation]] = tuple,
+    describe: Callable[[Path, str, Mapping[str, Any]], None] | None = None,
     connect: Callable[..., BlockingLink] = ThreadLink,
 ) -> None:
     """Train until done, then write ``run_dir/result.json``. Blocks; SIGTERM ends it with a checkpoint.
@@ -73,6 +74,7 @@ def run_learner(
         trackers: names of the trackers that get the report, see `learner.trackers`.
         evaluates_beside: whether generators that only evaluate answer evaluation tasks while training goes on.
         given: reads the conversations of ``config.given``.
+        describe: writes the card of an exported model, see `TrainingRun.describe`.
         tracked: how they show the run; None: by the name of its folder, without settings.
         connect: makes the connection to the broker.
 
@@ -111,6 +113,7 @@ def run_learner(
     training.evaluations.beside = session if evaluates_beside else None
     training.trainer.given = given_conversations(config, given, seed=seed)
     training.trainer.sampler_limit = limit_of(config.sampler_gap, config.dtype_used, sampled)
+    training.describe = describe
     progress.run = training
     train(training, publisher, begin)
     # A tracker that hangs would hold the process at its end, too. With all roles in one process, a person goes on.
@@ -213,29 +216,17 @@ def train(run: TrainingRun, publisher: Publisher, begin: Start) -> None:
 def write_result(run: TrainingRun, then: RunEnd) -> None:
     """Write ``result.json``, the learner's part of the summary; docs/run/summary.md explains the fields."""
     trainer, totals, intake = run.trainer, run.trainer.totals, run.session.intake
-    lags = {int(lag): count for lag, count in totals.lag_counts.items()}
-    tokens = sum(lags.values())
     result: dict[str, Any] = {
-        "ended_by": run.ended_by,
+        **run.facts(),
         "run": then,
-        "steps": trainer.step,
-        "policy_version": trainer.version,
         "wall_seconds": run.checkpoints.wall_seconds,
         "parameters": trainer.engine.parameters._asdict(),
-        "evaluations": run.evaluations.records,
-        "tokens_trained": totals.trained_tokens,
         "tokens_replayed": totals.replayed_tokens,
         "tokens_given": totals.given_tokens,
-        "tokens_generated": run.tokens_generated,
         "trajectories_trained": totals.trained_trajectories,
         "trajectories_by_outcome": intake.counts.trajectories,
         "tokens_by_outcome": intake.counts.tokens,
         "episodes": intake.signal.state(),
-        "policy_lag": {
-            "mean_versions": sum(lag * n for lag, n in lags.items()) / max(1, tokens),
-            "max_versions": max(lags, default=0),
-            "tokens_by_lag": {str(lag): lags[lag] for lag in sorted(lags)},
-        },
         "skipped_steps": totals.skipped_steps,
         "step_seconds": totals.step_seconds,
         "wait_seconds": totals.wait_seconds,

@@ -3,10 +3,11 @@
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from learner import run_files
 from learner.checkpoint_files import latest_name
@@ -21,6 +22,9 @@ from protocol.messages.fields import MAX_PATIENCE_S
 
 log = logging.getLogger(__name__)
 
+ALL_DONE = "all steps done"
+GOES_ON = "the run goes on"
+"""Why a run ended that has not."""
 AFTER = "after"
 """Tag of the evaluation at the end."""
 CANDIDATE = "candidate"
@@ -86,10 +90,18 @@ class Checkpoints:
         trainer: the position of training, which `restore` sets.
         session: what is committed, and the tasks under way.
         evaluations: their records are part of a checkpoint, and decide which model is the best.
+        describe: writes the card of a model into its folder, which has this name in the end.
     """
 
-    def __init__(self, trainer: Trainer, session: BrokerSession, evaluations: Evaluations) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        session: BrokerSession,
+        evaluations: Evaluations,
+        describe: Callable[[Path, str], None],
+    ) -> None:
         self._trainer, self._session, self._evaluations = trainer, session, evaluations
+        self._describe = describe
         self.writes = WritePatience()
         self._started = time.monotonic()
         self._seconds_before = 0.0
@@ -163,15 +175,22 @@ class Checkpoints:
     # --- models ---
 
     def write_model(self, folder: Path) -> None:
-        """Write the present model to a folder, which is there as a whole or not at all."""
+        """Write the present model and its card to a folder, which is there as a whole or not at all."""
+
+        def save(partial: Path) -> None:
+            self._trainer.engine.save_pretrained(partial)
+            self._describe(partial, folder.name)
+
         with self.writes.writing(self._written_bytes):
-            run_files.write_model(folder, self._trainer.engine.save_pretrained)
+            run_files.write_model(folder, save)
 
     def write_last_model(self) -> None:
         """Write the model after the last step. No earlier best model stays if the evaluation at the end is the best."""
         trainer, evaluations = self._trainer, self._evaluations
+        last = trainer.run_dir / "model"
         with self.writes.writing(self._written_bytes):
-            trainer.engine.save_pretrained(trainer.run_dir / "model")
+            trainer.engine.save_pretrained(last)
+        self._describe(last, last.name)
         name = evaluations.first_set
         last = [e for e in evaluations.records if e.get("set", "") == name][-1:]
         if [e["tag"] for e in last] == [AFTER] and run_files.newest_is_best(
@@ -210,11 +229,19 @@ class Checkpoints:
             folder = run_files.best_model(trainer.run_dir, step)
             folder.parent.mkdir(exist_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
+            # Its card was written before the evaluation that made it the best one.
+            self._describe(self._candidate, folder.name)
             self._candidate.replace(folder)
             log.info("the best model so far is %s", folder)
             if not trainer.config.checkpoint_every:
                 self.remove_models()
         self.remove_candidate()
+
+    def describe_again(self, step: int) -> None:
+        """Write the card of the model that was exported at a step once more, because the step has a new result."""
+        folder = run_files.step_model(self._trainer.run_dir, step)
+        if folder.is_dir():
+            self._describe(folder, folder.name)
 
     def remove_candidate(self) -> None:
         """Delete a model whose evaluation is over, or of which a crash lost the evaluation."""
@@ -289,8 +316,10 @@ class TrainingRun:
     def __init__(self, trainer: Trainer, session: BrokerSession) -> None:
         self.trainer, self.session = trainer, session
         self.evaluations = Evaluations(trainer.config, session, trainer.report, trainer.samples)
-        self.checkpoints = Checkpoints(trainer, session, self.evaluations)
-        self.ended_by = "all steps done"
+        self.checkpoints = Checkpoints(trainer, session, self.evaluations, self._write_card)
+        self.ended_by = GOES_ON
+        self.describe: Callable[[Path, str, Mapping[str, Any]], None] | None = None
+        """Writes the card of a model: its folder, its name, and `facts`; None: models have no cards."""
 
     def start_from(self, start: Start) -> None:
         """Continue from the newest checkpoint, or begin at step 0 with a version above all earlier ones."""
@@ -320,6 +349,7 @@ class TrainingRun:
             while trainer.step < trainer.config.steps:
                 self.learn()
                 self.evaluate_what_is_due()
+            self.ended_by = ALL_DONE
         except NothingToLearn:
             trainer.report_untrained()
             raise
@@ -329,7 +359,7 @@ class TrainingRun:
             trainer.write_first_group()
         self.finish_evaluations()
         self.checkpoints.save_if_behind()
-        if self.ended_by in ("all steps done", TIME_LIMIT) or self.ended_by.startswith(SOLVED):
+        if self.ended_by in (ALL_DONE, TIME_LIMIT) or self.ended_by.startswith(SOLVED):
             for name in trainer.config.evaluation_sets:
                 self.evaluate(AFTER, name)
         trainer.settle()
@@ -388,6 +418,7 @@ class TrainingRun:
         for ended in evaluations.take_ended(step=trainer.step, version=trainer.version, stood_s=stood_s):
             if ended.name == evaluations.first_set and not ended.again:
                 self.checkpoints.keep_candidate_if_best(ended.step)
+            self.checkpoints.describe_again(ended.step)
         pinned = [one.version for one in evaluations.under_way]
         trainer.publisher.pinned = min(pinned, default=None)
 
@@ -428,6 +459,33 @@ class TrainingRun:
         best_counts = tag != AFTER and trainer.config.keep_best and trainer.step
         if best_counts and name == self.evaluations.first_set:
             self.checkpoints.keep_if_best()
+        self.checkpoints.describe_again(trainer.step)
+
+    def _write_card(self, folder: Path, name: str) -> None:
+        if self.describe is None:
+            return
+        try:
+            self.describe(folder, name, self.facts())
+        except OSError as error:
+            log.warning("%s has no model card: %s", folder, error)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what came of the run so far, the part of ``result.json`` that model cards show."""
+        trainer, totals = self.trainer, self.trainer.totals
+        lags = {int(lag): count for lag, count in totals.lag_counts.items()}
+        return {
+            "ended_by": self.ended_by,
+            "steps": trainer.step,
+            "policy_version": trainer.version,
+            "evaluations": self.evaluations.records,
+            "tokens_trained": totals.trained_tokens,
+            "tokens_generated": self.tokens_generated,
+            "policy_lag": {
+                "mean_versions": sum(lag * n for lag, n in lags.items()) / max(1, sum(lags.values())),
+                "max_versions": max(lags, default=0),
+                "tokens_by_lag": {str(lag): lags[lag] for lag in sorted(lags)},
+            },
+        }
 
     @property
     def tokens_generated(self) -> int:

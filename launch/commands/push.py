@@ -44,9 +44,7 @@ def push(
     if "/" not in repo:
         raise ConfigError(f"{repo!r} names no owner; write OWNER/NAME")
     if not (folder / CARD).is_file():
-        sys.stderr.write(
-            f"note: {folder} has no {CARD}: the run has not ended, and a card comes with its end\n"
-        )
+        sys.stderr.write(f"note: {folder} has no {CARD}: its learner wrote none, see the learner's log\n")
     files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     size = sum((folder / path).stat().st_size for path in files)
     sys.stdout.write(f"uploading {len(files)} files ({size / 1e6:.1f} MB) of {folder} to {repo}\n")

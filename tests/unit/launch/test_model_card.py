@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from launch.model_card import card, write_cards
+from launch.model_card import card, describe, write_cards
 from launch.run_file.sections import RunConfig
 
 EVALUATION = {
@@ -83,6 +83,27 @@ def test_each_exported_model_and_its_adapters_get_a_card(tmp_path):
         "models/step-000020/README.md",
         "models/step-000020/adapter/README.md",
     ]
+
+
+def test_a_model_before_the_end_gets_its_card_from_the_facts_so_far(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    facts = {
+        name: SUMMARY[name] for name in ("steps", "policy_version", "tokens_generated", "tokens_trained")
+    }
+    lag = {"mean_versions": 0.25, "max_versions": 2}
+    facts |= {"ended_by": "the run goes on", "policy_lag": lag, "evaluations": [EVALUATION]}
+    describe(config(learner={"lora": {}}), "first", tmp_path, "best-step-000020", facts)
+    lines = (tmp_path / "README.md").read_text().splitlines()
+    for line in (
+        "# first: model (best-step-000020)",
+        "| this model | the best one, of step 000020 |",
+        "| steps, policy version | 40, 40 (the run goes on) |",
+        "| policy lag | mean 0.25, at most 2 (bound 4) |",
+        "| mode, seed | async, 0 |",
+        "| greedy | 0 | 0 | 64 | 1 | 0.25 | 0.5 |",
+    ):
+        assert line in lines
+    assert "library_name: peft" in (tmp_path / "adapter" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

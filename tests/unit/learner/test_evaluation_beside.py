@@ -131,11 +131,18 @@ def test_the_best_model_is_the_one_of_the_step_at_which_its_evaluation_began(tmp
     for number in (first, second):
         right += [i < number for i in range(2)]
     it, _ = beside(tmp_path, count=9, steps=1, right=right)
+    it.describe = lambda folder, name, facts: (folder / "README.md").write_text(
+        f"{name}: {[e['step'] for e in facts['evaluations']]}"
+    )
     it.train()
     assert sorted(path.name for path in (tmp_path / "models").glob("*")) == [
         f"best-step-{s:06d}" for s in kept
     ]
     assert not (tmp_path / CANDIDATE).exists()
+    # The card has the evaluation for which the model was kept.
+    for s in kept:
+        card = (tmp_path / "models" / f"best-step-{s:06d}" / "README.md").read_text()
+        assert card == f"best-step-{s:06d}: {[0, *range(3, s + 1, 3)]}"
 
 
 def test_an_evaluation_under_way_is_not_begun_again(tmp_path):

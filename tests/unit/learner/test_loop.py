@@ -681,6 +681,49 @@ def test_a_resumed_run_deletes_models_of_steps_that_it_does_again(tmp_path):
     assert models_of(tmp_path) == ["step-000001"]
 
 
+def described(it):
+    """Have the models of a run described in a file, and return what each one was told."""
+    told = []
+
+    def describe(folder, name, facts):
+        (folder / "README.md").write_text(name)
+        told.append((name, facts["steps"], [e["step"] for e in facts["evaluations"]], facts["ended_by"]))
+
+    it.describe = describe
+    return told
+
+
+def test_each_model_is_described_when_it_is_written_with_the_results_so_far(tmp_path):
+    it = learner(tmp_path, ["applied"] * 4, evaluation_every=2, export_every=2)
+    it.session.held_out, told = [right(n) for n in (0, 1, 1)], described(it)
+    it.train()
+    it.checkpoints.write_last_model()
+    assert told == [
+        ("step-000002", 2, [0], "the run goes on"),
+        ("best-step-000002", 2, [0, 2], "the run goes on"),
+        # The evaluation of a step comes after its model.
+        ("step-000002", 2, [0, 2], "the run goes on"),
+        ("step-000004", 4, [0, 2], "the run goes on"),
+        ("step-000004", 4, [0, 2, 4], "all steps done"),
+        ("model", 4, [0, 2, 4], "all steps done"),
+    ]
+    assert [path.parent.name for path in sorted(tmp_path.rglob("README.md"))] == [
+        "model", "best-step-000002", "step-000002", "step-000004",
+    ]  # fmt: skip
+
+
+def test_a_model_that_cannot_be_described_stays_and_the_run_goes_on(tmp_path, caplog):
+    it = learner(tmp_path, ["applied"] * 2, evaluation_tasks=0, export_every=1)
+
+    def full(folder, name, facts):
+        raise OSError(28, "No space left on device")
+
+    it.describe = full
+    it.train()
+    assert models_of(tmp_path) == ["step-000001", "step-000002"]
+    assert "no model card: [Errno 28] No space left on device" in caplog.text
+
+
 def test_no_best_model_is_kept_where_nobody_wants_it(tmp_path):
     it = learner(tmp_path, ["applied"] * 4, evaluation_every=2, keep_best=False)
     it.train()
