@@ -36,8 +36,8 @@ report: setup           ## name long files and long functions; fails on nothing
 	@$(BIN)/python -m tests.size_report
 
 trackers: setup         ## each tracker's own package, offline: what it stored is read back; gets the packages
-	$(BIN)/python -m pip --disable-pip-version-check install --quiet --target build/trackers wandb mlflow-skinny sqlalchemy \
-		alembic swanlab trackio
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-conflicts --target build/trackers \
+		wandb mlflow-skinny sqlalchemy alembic swanlab trackio
 	OFFBEAT_TRACKERS=$(CURDIR)/build/trackers $(BIN)/python -m pytest -q -rs tests/integration/learner/trackers
 
 constraints: setup      ## write constraints/cpu.txt from what is installed; a test holds it against pyproject.toml

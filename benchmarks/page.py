@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).with_name("results")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = {
+    "adapters": "adapters",
     "async_vs_sync": "async_vs_sync --arms heavy tools --seeds 0",
     "broker": "broker --sizes '16 KB' --repetitions 3",
     "claims": "claims --claims GDPO DVAO G2RPO OTC GiGPO --plot docs/images/claims.png",
