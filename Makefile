@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints/cpu.txt launch/scripts/install.sh
+$(VENV)/.installed: pyproject.toml constraints/cpu.txt constraints/gpu.txt launch/scripts/install.sh
 	sh launch/scripts/install.sh $(VENV)
 
 train: setup            ## the main job: a pretrained language model learns to add, asynchronously, in minutes
@@ -40,8 +40,9 @@ trackers: setup         ## each tracker's own package, offline: what it stored i
 		wandb mlflow-skinny sqlalchemy alembic swanlab trackio
 	OFFBEAT_TRACKERS=$(CURDIR)/build/trackers $(BIN)/python -m pytest -q -rs tests/integration/learner/trackers
 
-constraints: setup      ## write constraints/cpu.txt from what is installed; a test holds it against pyproject.toml
+constraints: setup      ## write constraints/: cpu.txt from what is installed, gpu.txt from what pip would install with a GPU
 	$(BIN)/python -m tests.constraints constraints/cpu.txt cpu dev
+	$(BIN)/python -m tests.constraints constraints/gpu.txt gpu dev --resolve
 
 canary:                 ## the newest vLLM and transformers in an environment of their own; says what broke
 	sh launch/scripts/canary.sh build/canary

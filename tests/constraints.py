@@ -1,12 +1,17 @@
 """Write and read constraint files: the exact versions of everything that an installation of offbeat has.
 
-``python -m tests.constraints constraints/cpu.txt cpu dev`` writes the file from this environment; `make constraints`
-calls it. The file has names and versions and nothing else, above all no address of a package index.
+``python -m tests.constraints constraints/cpu.txt cpu dev`` writes the file from this environment. With ``--resolve``
+pip resolves the requirements anew and installs nothing, so that a host without a GPU writes constraints/gpu.txt. `make
+constraints` calls both. A file has names and versions and nothing else, above all no address of a package index.
 """
 
+import argparse
 import importlib.metadata as metadata
+import json
 import re
+import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +20,11 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 HEAD = """\
-# Exact versions of all packages of `pip install -e '.[{extras}]'` on Linux, which `make setup` installs.
+# Exact versions of all packages of `pip install -e '.[{extras}]'` on Linux, which `make setup` installs{where}.
 # Written by `make constraints`. Libraries that build on offbeat follow the ranges in pyproject.toml, not this file.
 """
+WITH_GPU = " where it finds an NVIDIA driver (x86-64, Python 3.11)"
+RESOLVE_S = 1_800.0
 LINE = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*==[0-9][\w.+]*")
 
 
@@ -84,11 +91,50 @@ def read(path: Path) -> dict[str, str]:
     return dict(line.split("==") for line in lines)
 
 
+def resolved(extras: list[str]) -> dict[str, str]:
+    """Return name and version of each package that pip would install with these extras into an empty environment.
+
+    The build of torch for CPUs, which `make setup` installs, is no candidate: pip would take it for a newer version.
+
+    Raises:
+        subprocess.CalledProcessError: the requirements cannot be had; pip says why.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        without, report = Path(folder) / "without.txt", Path(folder) / "report.json"
+        without.write_text(f"torch!={read(ROOT / 'constraints' / 'cpu.txt')['torch']}\n")
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--dry-run"]
+        pip += ["--ignore-installed", "--report", str(report), "--constraint", str(without)]
+        subprocess.run([*pip, f"{ROOT}[{','.join(extras)}]"], check=True, timeout=RESOLVE_S)
+        return of_report(json.loads(report.read_text()))
+
+
+def of_report(report: dict) -> dict[str, str]:
+    """Return the versions by name of an installation report of pip, without offbeat itself.
+
+    Example:
+        >>> of_report({"install": [{"metadata": {"name": n, "version": "1.0"}} for n in ("PyYAML", "offbeat")]})
+        {'pyyaml': '1.0'}
+    """
+    found = (one["metadata"] for one in report["install"])
+    versions = {normal(one["name"]): one["version"] for one in found}
+    versions.pop("offbeat", None)
+    return versions
+
+
+def written(extras: list[str], versions: dict[str, str]) -> str:
+    """Return the text of a constraint file."""
+    head = HEAD.format(extras=",".join(extras), where=WITH_GPU if "gpu" in extras else "")
+    return head + "".join(f"{name}=={versions[name]}\n" for name in sorted(versions))
+
+
 def main() -> None:
-    path, *extras = sys.argv[1:]
-    versions = closure(extras)
-    text = HEAD.format(extras=",".join(extras)) + "".join(f"{n}=={versions[n]}\n" for n in sorted(versions))
-    Path(path).write_text(text)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("path", type=Path)
+    parser.add_argument("extras", nargs="+")
+    parser.add_argument("--resolve", action="store_true")
+    arguments = parser.parse_args()
+    versions = resolved(arguments.extras) if arguments.resolve else closure(arguments.extras)
+    arguments.path.write_text(written(arguments.extras, versions))
 
 
 if __name__ == "__main__":

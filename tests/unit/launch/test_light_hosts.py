@@ -1,5 +1,6 @@
 """Hosts with a broker or an actor need neither matplotlib nor sympy, and what does need them says so."""
 
+import importlib.metadata as metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from envs.errors import EnvError
 from envs.registry import make_suite
 from launch.supervise import summary as summary_module
+from tests.constraints import closure
 
 ROOT = Path(__file__).parents[3]
 HEAVY = ("matplotlib", "sympy", "reasoning_gym", "torch", "transformers", "vllm", "deepspeed", "tensorboard")
@@ -17,6 +19,21 @@ import sys
 for name in {HEAVY!r}:
     sys.modules[name] = None
 """
+
+
+MOST_BYTES = 200e6
+"""Bound of the base installation; docs/run/operations.md has what was measured, and what an earlier one took."""
+
+
+def test_the_base_installation_stays_small():
+    packages = closure([])
+    assert not set(packages) & {name.replace("_", "-") for name in HEAVY}
+    total = 0
+    for name in packages:
+        files = metadata.distribution(name).files or []
+        # Compiled files are made by pip or Python, of a size that depends on both.
+        total += sum(file.size or 0 for file in files if file.suffix != ".pyc")
+    assert 50e6 < total < MOST_BYTES, sorted(packages)
 
 
 def alone(code):
