@@ -187,10 +187,10 @@ class Checkpoints:
     def write_last_model(self) -> None:
         """Write the model after the last step. No earlier best model stays if the evaluation at the end is the best."""
         trainer, evaluations = self._trainer, self._evaluations
-        last = trainer.run_dir / "model"
+        folder = trainer.run_dir / "model"
         with self.writes.writing(self._written_bytes):
-            trainer.engine.save_pretrained(last)
-        self._describe(last, last.name)
+            trainer.engine.save_pretrained(folder)
+        self._describe(folder, folder.name)
         name = evaluations.first_set
         last = [e for e in evaluations.records if e.get("set", "") == name][-1:]
         if [e["tag"] for e in last] == [AFTER] and run_files.newest_is_best(
