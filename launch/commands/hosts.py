@@ -97,13 +97,18 @@ def scale(args: argparse.Namespace) -> int:
     from launch.supervise.broker_status import fetch
     from launch.supervise.crew import read_state
 
-    folder, http, keys = _run_of(args.run, find_run)
     changes = wanted.read_changes(args.changes)
+    launched = engines.launched_of(args.run)
+    if launched is not None and launched.engine == "kubernetes":
+        from launch.fleet import kubectl
+
+        kubectl.scale(launched, changes, _say)
+        return 0
+    folder, http, keys = _run_of(args.run, find_run)
     peers = fetch(http, keys=keys)["peers"]
     now = wanted.read(folder)
     asked = {"generator": now.generators, "actor": now.actors}
     processes = read_state(folder).get("processes", {})
-    launched = engines.launched_of(folder)
     slurm = launched if launched is not None and launched.engine == "slurm" else None
     plans = []
     for role, change in changes.items():
@@ -126,9 +131,14 @@ def scale(args: argparse.Namespace) -> int:
 def drain(args: argparse.Namespace) -> int:
     """Ask a host or peer to leave, and wait until it has. Return 0, or 1 if it is still there."""
     from launch.commands.status import find_run
-    from launch.fleet import wanted
+    from launch.fleet import engines, wanted
     from launch.supervise.broker_status import fetch
 
+    launched = engines.launched_of(args.run)
+    if launched is not None and launched.engine == "kubernetes":
+        from launch.fleet import kubectl
+
+        return kubectl.drain(launched, args.name, args.wait, _say)
     folder, http, keys = _run_of(args.run, find_run)
     names = wanted.members(args.name, fetch(http, keys=keys)["peers"])
     wanted.write(folder, [], [args.name])

@@ -1,10 +1,17 @@
 """`offbeat launch`: write the files of an engine for a run, and hand them to the engine's own client."""
 
 import argparse
+import contextlib
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-TEXT = "run a head and its hosts by ssh, Slurm or systemd; without --render, hand the files to the engine"
+if TYPE_CHECKING:
+    from launch.fleet.job import Job
+    from launch.fleet.site import KubernetesSite
+
+TEXT = "run a head and its hosts by ssh, Slurm, systemd or Kubernetes; without --render, hand the files to the engine"
 
 
 def add_launch(
@@ -18,7 +25,7 @@ def add_launch(
     command = commands.add_parser("launch", help=TEXT.partition(";")[0], description=TEXT)
     command.add_argument("run_file", nargs="?", type=Path, help=run_file)
     command.add_argument("overrides", nargs="*", metavar="section.field=value", help=overrides)
-    command.add_argument("--on", choices=("ssh", "slurm", "systemd"), help="the engine")
+    command.add_argument("--on", choices=("ssh", "slurm", "systemd", "kubernetes"), help="the engine")
     command.add_argument(
         "--site", type=Path, metavar="FILE", help="TOML file that says where; docs/run/fleet.md"
     )
@@ -26,6 +33,11 @@ def add_launch(
         "--render", type=Path, metavar="FOLDER", help="write the files there, and start nothing"
     )
     command.add_argument("--dry-run", action="store_true", help="print the files, and start nothing")
+    command.add_argument(
+        "--wait",
+        action="store_true",
+        help="on Kubernetes: stay until the run is over, then end the pods of its hosts",
+    )
     command.add_argument("--stop", type=Path, metavar="RUN", help="end what was launched for this run folder")
 
 
@@ -33,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     """Launch, render or stop. Return the exit code."""
     from launch.errors import ConfigError
     from launch.fleet import engines
-    from launch.fleet.render import Job, launch_folder, render
+    from launch.fleet.job import Job, launch_folder
+    from launch.fleet.render import render
     from launch.fleet.site import read_site
     from launch.run_file.load import load
 
@@ -47,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     site = read_site(args.site)
     config = load(args.run_file, args.overrides)
     job = Job(str(args.run_file), tuple(args.overrides), config)
+    if args.on == "kubernetes":
+        job = with_what_pods_lack(job, args.run_file, site.kubernetes)
     files = render(job, site, args.on)
     if args.dry_run:
         for name, text in files.items():
@@ -62,9 +77,42 @@ def run(args: argparse.Namespace) -> int:
     if args.on == "slurm":
         engines.submit(job, site, files, say)
         return 0
+    if args.on == "kubernetes":
+        from launch.fleet import kubectl
+
+        launched = kubectl.apply(job, site.kubernetes, files, say)
+        if args.wait:
+            kubectl.release(launched, say)
+        return 0
     if not site.ssh.hosts:
         raise ConfigError('--on ssh: the site file names no hosts; write hosts = ["gpu7"] under [ssh]')
     return engines.hold_by_ssh(job, site, files, say)
+
+
+def with_what_pods_lack(job: "Job", run_file: Path, site: "KubernetesSite") -> "Job":
+    """Return a job with the files that pods get in a ConfigMap, and with the sizes of their shared memory.
+
+    Raises:
+        ConfigError: pods would lack the model or a file, or the size of the model cannot be told from here.
+    """
+    from launch.errors import ConfigError
+    from launch.fleet.kubectl import carried, refuse_local_model
+    from launch.fleet.kubernetes import shared_memory
+    from launch.preflight.examine import model_files
+    from launch.preflight.memory import model_size
+
+    refuse_local_model(job.config.model.path)
+    size = None
+    if job.config.model.path and not (site.shm and site.head_shm):
+        with contextlib.suppress(ConfigError):
+            folder = model_files(job.config)
+            size = model_size(folder) if folder is not None else None
+        if size is None:
+            raise ConfigError(
+                f"the size of {job.config.model.path} cannot be told from here, and the shared memory of pods follows "
+                'from it; set kubernetes.shm and kubernetes.head_shm, for example to "64Gi"'
+            )
+    return replace(job, content=carried(run_file, site), shared=shared_memory(job.config, size))
 
 
 def units_next(folder: Path, *, user: bool) -> str:

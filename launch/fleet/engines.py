@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import ConfigError, LaunchError
-from launch.fleet.render import ACTORS, GENERATORS, Job, launch_folder
+from launch.fleet.job import ACTORS, GENERATORS, Job, launch_folder
 from launch.fleet.site import Site
 from launch.fleet.ticket import make_ticket, write_ticket
 from launch.run_folder import CONFIG
@@ -34,22 +34,32 @@ class EngineFailed(LaunchError):
     """A program of the engine is missing, or has refused what was asked; the text has its answer."""
 
 
-def client(words: Sequence[str], say: Say) -> str:
+def client(
+    words: Sequence[str], say: Say, *, given: str = "", secret: bool = False, timeout_s: float = CLIENT_S
+) -> str:
     """Run a program of an engine, show its answer, and return it.
+
+    Args:
+        given: standard input of the program.
+        secret: whether the answer is a secret, or too long to be read. Its errors are shown all the same.
+        timeout_s: longest time that it may take to answer.
 
     Raises:
         EngineFailed: it is missing, does not answer, or ends with an error.
     """
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=CLIENT_S, check=False)
+        done = subprocess.run(
+            words, input=given, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
     except FileNotFoundError:
         raise EngineFailed(
             f"{words[0]}: there is no such program here; run this where the engine is"
         ) from None
     except subprocess.TimeoutExpired:
-        raise EngineFailed(f"{words[0]} has not answered for {CLIENT_S:g} s") from None
-    answer = (done.stdout + done.stderr).strip()
-    say(f"{' '.join(words)}: {answer or 'done'}")
+        raise EngineFailed(f"{words[0]} has not answered for {timeout_s:g} s") from None
+    answer = (done.stderr if secret else done.stdout + done.stderr).strip()
+    if not secret:
+        say(f"{' '.join(words)}: {answer or 'done'}")
     if done.returncode:
         raise EngineFailed(f"{' '.join(words)} ended with code {done.returncode}: {answer}")
     return done.stdout.strip()
@@ -81,6 +91,8 @@ class Launched:
     started: str = ""
     """What tells that process from a later one with its id, see `_start_of`."""
     actors_per_task: int = 1
+    options: tuple[str, ...] = ()
+    """Options that every call of the engine's client needs."""
 
 
 def record(folder: Path, launched: Launched) -> None:
@@ -92,7 +104,7 @@ def launched_of(run: Path) -> Launched | None:
     """Return what was launched for a run folder; None if it was started otherwise."""
     try:
         content: dict[str, Any] = json.loads(_record_of(run).read_text(encoding="utf-8"))
-        return Launched(**content)
+        return Launched(**content | {"options": tuple(content.get("options", ()))})
     except (OSError, ValueError, TypeError):
         return None
 
@@ -227,6 +239,11 @@ def stop(run: Path, say: Say) -> None:
         )
     if launched.engine == "slurm":
         client(["scancel", *launched.jobs.values()], say)
+        return
+    if launched.engine == "kubernetes":
+        from launch.fleet import kubectl
+
+        kubectl.stop(launched, run.name, say)
         return
     if not launched.pid or _start_of(launched.pid) != launched.started:
         say(f"process {launched.pid} has ended already")

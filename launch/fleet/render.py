@@ -8,52 +8,20 @@ a host: 0 stay away, 75 come back, 65 do not try again.
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from launch.errors import COME_BACK
+from launch.fleet.job import ACTORS, GENERATORS, Job, launch_folder
+from launch.fleet.kubernetes import VALUES, chart_values, objects, to_yaml
 from launch.fleet.site import Site, SlurmSite, SshSite, SystemdSite
-from launch.run_file.sections import RunConfig
 from protocol.security.addresses import is_loopback, split_endpoint
 
-ENGINES = ("ssh", "slurm", "systemd")
-GENERATORS, ACTORS = "generators", "actors"
+ENGINES = ("ssh", "slurm", "systemd", "kubernetes")
 WAIT_TRIES, WAIT_S = 360, 5
 """How often, and how many seconds apart, a task looks for the ticket that the head's job writes."""
 REQUEUED_S = 60
 """Time that a script waits for the requeue that it has asked for."""
 RETRY_S = 10
 """Time between two tries to start a host that has ended by a fault, or was told to come back."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is launched."""
-
-    run_file: str
-    """The run file, as each command line names it."""
-    overrides: tuple[str, ...]
-    config: RunConfig
-
-    @property
-    def name(self) -> str:
-        return self.config.run.name
-
-    @property
-    def run_folder(self) -> str:
-        """Folder of the run, if no earlier one has its name."""
-        return str(self.config.run.dir / self.config.run.name)
-
-
-def launch_folder(config: RunConfig) -> Path:
-    """Return the folder of scripts, tickets and logs of a launched run. It is beside the run folder, which comes later.
-
-    Example:
-        >>> from launch.run_file.load import check
-        >>> launch_folder(check({"model": {"path": "m"}, "env": {"name": "calculator"}}, "a test")).as_posix()
-        'runs/run.launch'
-    """
-    return config.run.dir / f"{config.run.name}.launch"
 
 
 def render(job: Job, site: Site, engine: str) -> dict[str, str]:
@@ -67,6 +35,9 @@ def render(job: Job, site: Site, engine: str) -> dict[str, str]:
             return _slurm(job, site.slurm)
         case "ssh":
             return _ssh(job, site.ssh)
+        case "kubernetes":
+            made = objects(job, site.kubernetes) | {VALUES: [chart_values(job, site.kubernetes)]}
+            return {name: to_yaml(documents) for name, documents in made.items()}
         case _:
             return _systemd(job, site.systemd)
 

@@ -87,12 +87,83 @@ class SystemdSite(Section):
     """Port of the broker on the head. The next two are those of `/status` and of the weights."""
 
 
+QUANTITY = r"^([0-9]+(\.[0-9]+)?(m|[kMGTPE]i?)?)?$"
+"""What Kubernetes takes for cores and bytes."""
+LABEL = r"^([A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?)?$"
+Label = Annotated[str, Field(pattern=LABEL)]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]*[A-Za-z0-9_-]$")]
+
+
+class KubernetesSite(Section):
+    """`[kubernetes]`: a cluster that `kubectl` reaches."""
+
+    image: str = Field("", pattern=OPTIONAL_WORD)
+    """Image with Offbeat, as `make image` builds it. Required."""
+    pull_secret: str = Field("", pattern=LABEL)
+    """Secret with which the image is pulled. Empty: none."""
+    context: str = Field("", pattern=OPTIONAL_WORD)
+    """Context of kubectl. Empty: its current one."""
+    namespace: str = Field("", pattern=LABEL)
+    """Namespace of all objects. Empty: that of the context."""
+    generators: int = Field(1, ge=0, le=MAX_HOSTS)
+    """Pods with a generator at the start."""
+    actors: int = Field(1, ge=0, le=MAX_HOSTS)
+    """Pods with actors at the start."""
+    actors_per_pod: int = Field(2, ge=1)
+    """Actors in each pod of actors."""
+    gpus: int = Field(0, ge=0)
+    """GPUs of each generator's pod."""
+    head_gpus: int = Field(0, ge=0)
+    """GPUs of the head."""
+    gpu_resource: str = Field("nvidia.com/gpu", pattern=WORD)
+    """Resource that GPUs are counted by."""
+    cpus: str = Field("", pattern=QUANTITY)
+    """Cores of a generator's pod, for example "4". Empty: no request."""
+    memory: str = Field("", pattern=QUANTITY)
+    """Memory of a generator's pod, request and limit, for example "32Gi". It includes its shared memory."""
+    head_cpus: str = Field("", pattern=QUANTITY)
+    """Cores of the head."""
+    head_memory: str = Field("", pattern=QUANTITY)
+    """Memory of the head, request and limit. It includes its shared memory."""
+    actor_cpus: str = Field("", pattern=QUANTITY)
+    """Cores of a pod of actors."""
+    actor_memory: str = Field("", pattern=QUANTITY)
+    """Memory of a pod of actors, request and limit."""
+    shm: str = Field("", pattern=QUANTITY)
+    """Shared memory of a generator's pod. Empty: computed from the model."""
+    head_shm: str = Field("", pattern=QUANTITY)
+    """Shared memory of the head. Empty: computed from the model and `learner.keep_versions`."""
+    volume: str = Field("20Gi", pattern=QUANTITY, min_length=1)
+    """Size of the head's volume, with the run folder and the caches."""
+    storage_class: str = Field("", pattern=LABEL)
+    """Storage class of that volume. Empty: the cluster's default."""
+    data_claim: str = Field("", pattern=LABEL)
+    """Claim of a volume with models and data, mounted at /data in all pods, for reading. Empty: none."""
+    files: tuple[FileName, ...] = Field((), strict=False)
+    """Files beside the run file that it names, such as "rewards.py". They are carried in a ConfigMap, 1 MB in all."""
+    env_secret: str = Field("", pattern=LABEL)
+    """Secret whose entries become variables of all pods, for example HF_TOKEN. Empty: none."""
+    node_selector: dict[Label, Label] = Field(default_factory=dict)
+    """Labels of nodes for generators and actors."""
+    head_node_selector: dict[Label, Label] = Field(default_factory=dict)
+    """Labels of nodes for the head."""
+    tolerations: tuple[Label, ...] = Field((), strict=False)
+    """Keys of taints that all pods tolerate, for example those of preemptible nodes."""
+    monitor: bool = False
+    """Whether to make a ServiceMonitor, for clusters with the Prometheus operator."""
+    grace_s: int = Field(90, ge=1)
+    """Longest drain of a host."""
+    port: int = Field(5755, ge=1024, le=65_000)
+    """Port of the broker. The next two are those of `/status` and of the weights."""
+
+
 class Site(Section):
     """The whole site file."""
 
     slurm: SlurmSite = SlurmSite()
     ssh: SshSite = SshSite()
     systemd: SystemdSite = SystemdSite()
+    kubernetes: KubernetesSite = KubernetesSite()
 
 
 def read_site(path: Path | None) -> Site:
@@ -121,7 +192,7 @@ def _explain(error: object, path: Path) -> str:
     place = ".".join([*above, last])
     if error["type"] != "extra_forbidden":
         return f"--site {path}: {place}: {error['msg']}, got {error['input']!r}"
-    sections: dict[str, type[Section]] = {"slurm": SlurmSite, "ssh": SshSite, "systemd": SystemdSite}
+    sections: dict[str, type[Section]] = {name: type(section) for name, section in Site()}
     section = sections.get(above[0]) if above else Site
     known = sorted(section.model_fields if section is not None else sections)
     near = difflib.get_close_matches(last, known, n=1)

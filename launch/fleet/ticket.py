@@ -110,8 +110,28 @@ class Ticket(Section):
         if self.host:
             return self.host
         own = next((environment[name] for name in ARRAY_INDICES if environment.get(name)), hostname)
-        plain = re.sub(r"[^A-Za-z0-9._-]", "-", own).strip(".-")[:48]
-        return f"{self.label}-{plain or 'host'}"
+        return name_of_host(self.label, own)
+
+
+def name_of_host(label: str, own: str) -> str:
+    """Return the name of a host that shares its ticket with others.
+
+    Args:
+        label: label of the ticket.
+        own: what tells the host apart, such as the name of its machine.
+
+    Example:
+        >>> name_of_host("g", "node7"), name_of_host("g", "offbeat-a-long-name-of-a-run-generators-7d9f8c6b5-x2x4z")
+        ('g-node7', 'g-offbeat-a-long-name-of-a-run-generators-f236011c')
+    """
+    plain = re.sub(r"[^A-Za-z0-9._-]", "-", own).strip(".-") or "host"
+    if len(plain) > LONGEST_OWN:
+        # Names of pods differ at their ends.
+        plain = f"{plain[: LONGEST_OWN - 9]}-{blake2b(plain.encode(), digest_size=4).hexdigest()}"
+    return f"{label}-{plain}"
+
+
+LONGEST_OWN = 48
 
 
 # --- making -----------------------------------------------------------------------------------------------

@@ -125,6 +125,19 @@ def page(recipe: Recipe) -> str:
     return "\n".join([*facts, *_toml(read(recipe.path))]) + "\n"
 
 
+def to_toml(settings: dict[str, Any]) -> str:
+    """Return settings as the text of a run file.
+
+    Example:
+        >>> print(to_toml({"method": "bapo", "learner": {"steps": 9}}), end="")
+        method = "bapo"
+        <BLANKLINE>
+        [learner]
+        steps = 9
+    """
+    return "\n".join(_toml(settings)).lstrip("\n") + "\n"
+
+
 def _toml(table: dict[str, Any], path: Sequence[str] = ()) -> Iterator[str]:
     """Yield the lines of a table: values first, then the tables that have their own heading."""
     nested = {key: value for key, value in table.items() if isinstance(value, dict) or _has_tables(value)}

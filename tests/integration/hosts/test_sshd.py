@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.fleet.render import Job, render
+from launch.fleet.job import Job
+from launch.fleet.render import render
 from launch.fleet.site import Site, SshSite
 from protocol.messages.peers import Goodbye
 from tests.e2e.namespaces import Host, why_not

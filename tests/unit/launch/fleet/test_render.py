@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from launch.cli import main
 from launch.errors import ConfigError
-from launch.fleet.render import ENGINES, Job, head_command, render
-from launch.fleet.site import Site, SlurmSite, SshSite, SystemdSite, read_site
+from launch.fleet.job import Job
+from launch.fleet.render import ENGINES, head_command, render
+from launch.fleet.site import KubernetesSite, Site, SlurmSite, SshSite, SystemdSite, read_site
 from launch.fleet.ticket import make_ticket, secrets_of
 from launch.run_file.load import check
 
@@ -25,12 +26,17 @@ SITE = Site(
     ),
     ssh=SshSite(hosts=("gpu7", "me@gpu8"), setup=". venv/bin/activate", address="10.0.0.5"),
     systemd=SystemdSite(user="offbeat", address="10.0.0.5"),
+    kubernetes=KubernetesSite(
+        image="registry.example/offbeat:1", generators=4, actors=2, gpus=1, memory="32Gi", env_secret="hub",
+        node_selector={"pool": "gpu"}, tolerations=("spot",), monitor=True,
+    ),
 )  # fmt: skip
 
 
 def job(run_file="run.toml", overrides=("learner.steps=40",), **content):
     content = {"run": {"name": "r"}, "model": {"path": "m"}, "env": {"name": "calculator"}, **content}
-    return Job(run_file, tuple(overrides), check(content, "a test"))
+    carried = {"run.toml": '[run]\nname = "r"\n', "rewards.py": "def exact(answer):\n    return 1.0\n"}
+    return Job(run_file, tuple(overrides), check(content, "a test"), carried, (3 << 30, 5 << 30))
 
 
 def all_files():
@@ -113,7 +119,7 @@ def test_no_secret_of_a_run_is_in_any_text(tmp_path, monkeypatch):
     hidden += [path.read_text().strip() for path in (folder / "keys").glob("*.secret")]
     assert len(hidden) >= 6
     for engine in ENGINES:
-        for text in render(Job("run.toml", (), config), SITE, engine).values():
+        for text in render(Job("run.toml", (), config, {"run.toml": "a"}), SITE, engine).values():
             assert not any(secret in text for secret in hidden)
 
 
@@ -135,6 +141,10 @@ def test_addresses_that_the_run_file_opens_stay():
         ("[slurm]\nlargest = 0", "slurm.largest"),
         ("[ssh]\nfolder = 'a b'", "ssh.folder"),
         ("[ssh]\nhosts = ['a:22']", "ssh.hosts"),
+        ("[kubernetes]\nimages = 'a'", "did you mean 'image'"),
+        ("[kubernetes]\nmemory = '32 GB'", "kubernetes.memory"),
+        ("[kubernetes]\nnode_selector = {pool = 'a b'}", "kubernetes.node_selector"),
+        ("[kubernetes]\nfiles = ['../']", "kubernetes.files"),
         ("[", "not valid TOML"),
     ],
 )
@@ -146,12 +156,15 @@ def test_a_site_file_with_a_mistake_is_refused(tmp_path, text, words):
 
 
 def test_the_page_has_a_site_file_that_can_be_read_and_explains_every_field(tmp_path):
-    page = (Path(__file__).parents[4] / "docs" / "run" / "fleet.md").read_text()
+    pages = Path(__file__).parents[4] / "docs" / "run"
+    page = (pages / "fleet.md").read_text()
     path = tmp_path / "site.toml"
     path.write_text(re.search(r"```toml\n(# site.toml\n.*?)```", page, re.DOTALL)[1])
     assert read_site(path).ssh.hosts == ("gpu7", "gpu8")
     for engine, section in Site():
-        table = page.partition(f"| field of `[{engine}]` | meaning |")[2].partition("\n\n")[0]
+        own = pages / f"{engine}.md"
+        text = own.read_text() if own.exists() else page
+        table = text.partition(f"| field of `[{engine}]` | meaning |")[2].partition("\n\n")[0]
         rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("|")]
         named = set(re.findall(r"`(\w+)`", " ".join(rows)))
         assert named == set(type(section).model_fields), engine

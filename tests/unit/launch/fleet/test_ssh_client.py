@@ -9,7 +9,8 @@ import pytest
 
 from launch.fleet import engines
 from launch.fleet.engines import Launched, _tickets, hold_by_ssh, launch_folder, write_files
-from launch.fleet.render import Job, render
+from launch.fleet.job import Job
+from launch.fleet.render import render
 from launch.fleet.site import Site, SshSite
 from launch.fleet.ticket import read_ticket, secrets_of
 from launch.run_folder import CONFIG, save_config

@@ -1,0 +1,483 @@
+r"""The objects of a run on Kubernetes: a StatefulSet for the head, a Deployment each for generators and actors. Pure.
+
+``objects(job, site) -> {file: [object, ...]}``; the chart in launch/kubernetes makes the same ones. Tickets are Secrets
+that the client makes once the head runs; objects only name them. Kubernetes starts every container of these workloads
+again, whatever its exit code: with 75 that is what the host asks for; with 0 and 65 it waits longer each time, up to
+five minutes, until the workload is scaled or deleted.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launch.errors import ConfigError
+from launch.fleet.job import ACTORS, GENERATORS, Job
+from launch.fleet.site import KubernetesSite
+from launch.preflight.memory import ModelSize, version_bytes, versions_at_once
+from launch.run_file.sections import RunConfig
+from protocol.security.http import SERVER_NAME
+
+Object = dict[str, Any]
+
+RUN_FILE = "run.toml"
+CONFIG_FOLDER, WORK_FOLDER, TICKET_FOLDER, DATA_FOLDER = "/config", "/work", "/run/offbeat", "/data"
+TICKET = f"{TICKET_FOLDER}/ticket"
+VALUES = "values.yaml"
+"""Values of the Helm chart; no object."""
+OVER = "/tmp/over"
+"""File that the head's container makes where the run is over."""
+LABELS = {GENERATORS: "g", ACTORS: "a"}
+"""Labels of tickets, with which the names of hosts begin."""
+USER = 10_001
+"""User and group of all processes, and owner of the volumes."""
+HEAD_GRACE_S = 300
+"""Time for the learner's last checkpoint."""
+MARGIN_S = 10
+"""Time between the end of a host's grace and its kill."""
+PROBE_S, PROBE_TIMEOUT_S, PROBE_FAILURES = 20, 15, 3
+LOST_NODE_S = 30
+"""Time after which pods of generators and actors leave a node that does not answer; Kubernetes' own is 300 s."""
+SECRET_MODE = 0o440
+"""A Secret's file is of root, and its group is that of the pod."""
+RUN_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,25}[a-z0-9])?")
+"""Names of runs that names of pods can be made of."""
+MIB = 1 << 20
+SHARED_MARGIN = 1024 * MIB
+"""Shared memory beside the policy versions: queues of the engine and of torch."""
+VERSIONS_ON_HOST = 4
+"""Most policy versions in the shared memory of a host: two in the cache, one being fetched, one being loaded."""
+CONFIG_MAP_BYTES = 1_000_000
+"""Longest content of a ConfigMap, a little below Kubernetes' own limit."""
+
+
+def name_of(job: Job, part: str = "") -> str:
+    """Return the name of an object of a run.
+
+    Raises:
+        ConfigError: Kubernetes cannot have the name.
+    """
+    if not RUN_NAME.fullmatch(job.name):
+        raise ConfigError(
+            f"run.name is {job.name!r}, and Kubernetes names its objects by it; write at most 27 lower-case letters, "
+            "digits and dashes, with a letter or digit at both ends"
+        )
+    return "-".join(["offbeat", job.name, *([part] if part else [])])
+
+
+def labels_of(run: str, part: str = "") -> dict[str, str]:
+    """Return the labels by which the objects of a run are found.
+
+    Example:
+        >>> labels_of("r", "head")["app.kubernetes.io/component"]
+        'head'
+    """
+    labels = {"app.kubernetes.io/name": "offbeat", "app.kubernetes.io/instance": run}
+    return labels | ({"app.kubernetes.io/component": part} if part else {})
+
+
+def shared_memory(config: RunConfig, size: ModelSize | None) -> tuple[int, int]:
+    """Return the bytes of shared memory that the head and a generator's pod need.
+
+    Args:
+        size: sizes of the model; None: a model so small that the margin holds all its versions.
+    """
+    if size is None:
+        return SHARED_MARGIN, SHARED_MARGIN
+    each = version_bytes(config, size)
+    return versions_at_once(config) * each + SHARED_MARGIN, VERSIONS_ON_HOST * each + SHARED_MARGIN
+
+
+def objects(job: Job, site: KubernetesSite) -> dict[str, list[Object]]:
+    """Return the objects of a run, by file, in the order in which they are applied.
+
+    Raises:
+        ConfigError: a name or a file does not fit into Kubernetes, or the site names no image.
+    """
+    if not site.image:
+        raise ConfigError(
+            "kubernetes.image is empty; name the image of `make image` in your registry, for example "
+            '"registry.example/offbeat:1"'
+        )
+    too_long = sum(len(text.encode()) for text in job.content.values())
+    if too_long > CONFIG_MAP_BYTES:
+        raise ConfigError(
+            f"the run file and kubernetes.files have {too_long:,} bytes, and a ConfigMap holds {CONFIG_MAP_BYTES:,}; "
+            "put large files on a volume, and name it in kubernetes.data_claim"
+        )
+    files = {
+        "run.yaml": [_account(job), _config_map(job)],
+        "head.yaml": [_service(job, site), _head(job, site)],
+        "hosts.yaml": [
+            made
+            for role, count in ((GENERATORS, site.generators), (ACTORS, site.actors))
+            for made in (_hosts(job, site, role, count), _budget(job, role))
+        ],
+    }
+    if site.monitor:
+        files["monitor.yaml"] = [_monitor(job)]
+    return files
+
+
+def _object(job: Job, api: str, kind: str, name: str, part: str = "", **content: Any) -> Object:
+    metadata = {"name": name, "labels": labels_of(job.name, part)}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **content}
+
+
+def _account(job: Job) -> Object:
+    return _object(job, "v1", "ServiceAccount", name_of(job), automountServiceAccountToken=False)
+
+
+def _config_map(job: Job) -> Object:
+    return _object(job, "v1", "ConfigMap", name_of(job, "run"), data=dict(job.content))
+
+
+def _service(job: Job, site: KubernetesSite) -> Object:
+    names = {"broker": site.port, "status": site.port + 1, "weights": site.port + 2}
+    return _object(
+        job,
+        "v1",
+        "Service",
+        name_of(job),
+        "head",
+        spec={
+            "selector": labels_of(job.name, "head"),
+            # Hosts that wait for the head, and the probe, need it before it is ready.
+            "publishNotReadyAddresses": True,
+            "ports": [{"name": name, "port": port, "targetPort": port} for name, port in names.items()],
+        },
+    )
+
+
+def _head(job: Job, site: KubernetesSite) -> Object:
+    part = "head"
+    container = {
+        "command": ["tini", "--", "/bin/sh", "-c", _head_script(job), part],
+        "args": _head_words(job, site),
+        "ports": [
+            {"name": name, "containerPort": site.port + number}
+            for number, name in enumerate(("broker", "status", "weights"))
+        ],
+        "readinessProbe": _probe(job, ["head", f"{WORK_FOLDER}/runs/{job.name}"]),
+        "resources": _resources(site, site.head_cpus, site.head_memory, site.head_gpus),
+    }
+    claim = {
+        "metadata": {"name": "work", "labels": labels_of(job.name, part)},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            **({"storageClassName": site.storage_class} if site.storage_class else {}),
+            "resources": {"requests": {"storage": site.volume}},
+        },
+    }
+    shared = site.head_shm or quantity(job.shared[0])
+    return _object(
+        job,
+        "apps/v1",
+        "StatefulSet",
+        name_of(job, part),
+        part,
+        spec={
+            "serviceName": name_of(job),
+            "replicas": 1,
+            "selector": {"matchLabels": labels_of(job.name, part)},
+            "template": _pod(job, site, part, container, shared, HEAD_GRACE_S, site.head_node_selector),
+            "volumeClaimTemplates": [claim],
+        },
+    )
+
+
+def _head_script(job: Job) -> str:
+    return f"""run={WORK_FOLDER}/runs/{job.name} result={WORK_FOLDER}/runs/{job.name}/result.json
+mkdir -p "$HOME"
+# A StatefulSet starts its container again, whatever the exit code. A run that is over stays so until a new launch.
+if grep -Eq '"run": *"over"' "$result" 2>/dev/null && [ "$result" -nt {CONFIG_FOLDER}/{RUN_FILE} ]; then
+    echo "the run is over; copy what you need, then end all pods with offbeat launch --stop"
+    touch {OVER}
+    exec sleep infinity
+fi
+resume=
+[ -e "$run/epoch" ] && resume=--resume
+exec offbeat train {CONFIG_FOLDER}/{RUN_FILE} "$@" $resume
+"""
+
+
+def _head_words(job: Job, site: KubernetesSite) -> list[str]:
+    """Return the overrides of the head's command: the user's own, and what pods need."""
+    # Kubernetes would replace $(NAME) by a variable.
+    own = [word.replace("$(", "$$(") for word in job.overrides]
+    return [
+        *own, f"run.name={job.name}", f"run.dir={WORK_FOLDER}/runs", f"broker.endpoint=tcp://0.0.0.0:{site.port}",
+        f"broker.http=0.0.0.0:{site.port + 1}", f"weights.http=0.0.0.0:{site.port + 2}",
+        f"weights.advertised_host={name_of(job)}", "generator.count=0", "actor.count=0",
+    ]  # fmt: skip
+
+
+def _hosts(job: Job, site: KubernetesSite, role: str, count: int) -> Object:
+    generators = role == GENERATORS
+    counts = ["--generators", "1", "--actors", "0"]
+    if not generators:
+        counts = ["--generators", "0", "--actors", str(site.actors_per_pod)]
+    container = {
+        "command": ["tini", "--", "/bin/sh", "-c", 'mkdir -p "$HOME" && exec offbeat host "$@"', "host"],
+        "args": [
+            *counts, "--grace", f"{site.grace_s:g}", f"run.dir={WORK_FOLDER}/runs",
+            "generator.advertised_host=$(POD_IP)",
+        ],
+        "readinessProbe": _probe(job, ["host", f"{WORK_FOLDER}/runs/{job.name}"]),
+        "resources": _resources(
+            site,
+            site.cpus if generators else site.actor_cpus,
+            site.memory if generators else site.actor_memory,
+            site.gpus if generators else 0,
+        ),
+    }  # fmt: skip
+    # Actors share no weights.
+    shared = (site.shm or quantity(job.shared[1])) if generators else quantity(SHARED_MARGIN)
+    grace_s = int(site.grace_s) + MARGIN_S
+    return _object(
+        job,
+        "apps/v1",
+        "Deployment",
+        name_of(job, role),
+        role,
+        spec={
+            "replicas": count,
+            "selector": {"matchLabels": labels_of(job.name, role)},
+            # A further pod would wait for a GPU that the old one has.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "template": _pod(job, site, role, container, shared, grace_s, site.node_selector),
+        },
+    )
+
+
+def _budget(job: Job, role: str) -> Object:
+    return _object(
+        job,
+        "policy/v1",
+        "PodDisruptionBudget",
+        name_of(job, role),
+        role,
+        spec={"maxUnavailable": 1, "selector": {"matchLabels": labels_of(job.name, role)}},
+    )
+
+
+def _pod(
+    job: Job,
+    site: KubernetesSite,
+    part: str,
+    container: Object,
+    shared: str,
+    grace_s: int,
+    nodes: Mapping[str, str],
+) -> Object:
+    host = part != "head"
+    volumes: list[Object] = [
+        {"name": "config", "configMap": {"name": name_of(job, "run")}},
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": shared}},
+        {"name": "temporary", "emptyDir": {}},
+    ]
+    mounts: list[Object] = [
+        {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
+        {"name": "shared-memory", "mountPath": "/dev/shm"},
+        {"name": "temporary", "mountPath": "/tmp"},
+        {"name": "work", "mountPath": WORK_FOLDER},
+    ]
+    environment: list[Object] = [{"name": "HOME", "value": f"{WORK_FOLDER}/home"}]
+    if host:
+        secret = {"secretName": name_of(job, f"{part}-ticket"), "defaultMode": SECRET_MODE}
+        volumes += [{"name": "work", "emptyDir": {}}, {"name": "ticket", "secret": secret}]
+        mounts.append({"name": "ticket", "mountPath": TICKET_FOLDER, "readOnly": True})
+        environment += [
+            {"name": "OFFBEAT_TICKET", "value": TICKET},
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ]
+    if site.data_claim:
+        volumes.append(
+            {"name": "data", "persistentVolumeClaim": {"claimName": site.data_claim, "readOnly": True}}
+        )
+        mounts.append({"name": "data", "mountPath": DATA_FOLDER, "readOnly": True})
+    tolerations: list[Object] = [{"key": key, "operator": "Exists"} for key in site.tolerations]
+    if host:
+        tolerations += [
+            {
+                "key": f"node.kubernetes.io/{trouble}",
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": LOST_NODE_S,
+            }
+            for trouble in ("not-ready", "unreachable")
+        ]
+    whole = {
+        "name": "offbeat",
+        "image": site.image,
+        "workingDir": WORK_FOLDER,
+        "env": environment,
+        **({"envFrom": [{"secretRef": {"name": site.env_secret}}]} if site.env_secret else {}),
+        **container,
+        "volumeMounts": mounts,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        # The reason of a host that ended is in its last lines.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    specification: Object = {
+        "serviceAccountName": name_of(job),
+        "automountServiceAccountToken": False,
+        # Variables of services would look like settings of Offbeat.
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": grace_s,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [whole],
+        "volumes": volumes,
+    }
+    if tolerations:
+        specification["tolerations"] = tolerations
+    if nodes:
+        specification["nodeSelector"] = dict(nodes)
+    if site.pull_secret:
+        specification["imagePullSecrets"] = [{"name": site.pull_secret}]
+    return {"metadata": {"labels": labels_of(job.name, part)}, "spec": specification}
+
+
+def _probe(job: Job, arguments: list[str]) -> Object:
+    """Return a probe by the broker's `/status`. It needs the token, so kubelet cannot ask for itself.
+
+    There is no probe that restarts: the supervisors in the pods start again what dies or hangs.
+    """
+    return {
+        "exec": {"command": ["python", "-m", "launch.fleet.probe", *arguments]},
+        "periodSeconds": PROBE_S,
+        "timeoutSeconds": PROBE_TIMEOUT_S,
+        "failureThreshold": PROBE_FAILURES,
+    }
+
+
+def _resources(site: KubernetesSite, cpus: str, memory: str, gpus: int) -> Object:
+    wanted = {name: value for name, value in (("cpu", cpus), ("memory", memory)) if value}
+    limits = {"memory": memory} if memory else {}
+    if gpus:
+        limits[site.gpu_resource] = str(gpus)
+    return {key: value for key, value in (("requests", wanted), ("limits", limits)) if value}
+
+
+def _monitor(job: Job) -> Object:
+    secret = name_of(job, "metrics")
+    return _object(
+        job,
+        "monitoring.coreos.com/v1",
+        "ServiceMonitor",
+        name_of(job),
+        "head",
+        spec={
+            "selector": {"matchLabels": labels_of(job.name, "head")},
+            "endpoints": [
+                {
+                    "port": "status",
+                    "path": "/metrics",
+                    "scheme": "https",
+                    "interval": "15s",
+                    "authorization": {"credentials": {"name": secret, "key": "token"}},
+                    "tlsConfig": {
+                        "ca": {"secret": {"name": secret, "key": "ca.crt"}},
+                        "serverName": SERVER_NAME,
+                    },
+                }
+            ],
+        },
+    )
+
+
+def quantity(nbytes: int) -> str:
+    """Return bytes as Kubernetes writes them, rounded up.
+
+    Example:
+        >>> quantity(1024 * MIB), quantity(1)
+        ('1024Mi', '1Mi')
+    """
+    return f"{-(-nbytes // MIB)}Mi"
+
+
+def chart_values(job: Job, site: KubernetesSite) -> Object:
+    """Return the values with which the Helm chart makes the same objects: the site's, and what is of the run."""
+    left_out = {"context", "namespace", "files"}
+    fields = {name: value for name, value in site.model_dump(mode="json").items() if name not in left_out}
+    head, host = map(quantity, job.shared)
+    return fields | {
+        "run": job.name,
+        "content": dict(job.content),
+        "overrides": list(job.overrides),
+        "shm": site.shm or host,
+        "head_shm": site.head_shm or head,
+    }
+
+
+# --- text -------------------------------------------------------------------------------------------------
+
+
+def to_yaml(documents: list[Object]) -> str:
+    """Return objects as a file of YAML documents.
+
+    Example:
+        >>> print(to_yaml([{"a": [{"b": "x: y", "c": {}}, 1], "d": "line\\n"}]), end="")
+        a:
+          - b: "x: y"
+            c: {}
+          - 1
+        d: |
+          line
+    """
+    return "---\n".join("".join(f"{line}\n" for line in _lines(one)) for one in documents)
+
+
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9/._-]*")
+_WORDS_OF_YAML = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+_BLOCK = re.compile(r"(?![ \n])[\x20-\x7e\n\u00a0-\u2027\u202a-\ud7ff]*[\x21-\x7e]\n")
+"""Texts that may stand as a block: printable, of whole lines, without an indented first one."""
+
+
+def _lines(value: Any) -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _entry(f"{_scalar(key)}:", inner)
+    elif isinstance(value, list) and value:
+        for inner in value:
+            if isinstance(inner, dict | list) and inner:
+                first, *rest = _lines(inner)
+                yield f"- {first}"
+                yield from (f"  {line}" if line else "" for line in rest)
+            else:
+                yield from _entry("-", inner)
+    else:
+        yield _scalar(value)
+
+
+def _entry(head: str, value: Any) -> Iterator[str]:
+    if isinstance(value, str) and _BLOCK.fullmatch(value):
+        yield f"{head} |"
+        yield from (f"  {line}" if line else "" for line in value.removesuffix("\n").split("\n"))
+    elif isinstance(value, dict | list) and value:
+        yield head
+        yield from (f"  {line}" if line else "" for line in _lines(value))
+    else:
+        yield f"{head} {_scalar(value)}"
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS_OF_YAML:
+        return value
+    # Characters that YAML takes only when they are escaped, and JSON would not escape.
+    return re.sub(
+        r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]",
+        lambda found: f"\\u{ord(found[0]):04x}",
+        json.dumps(value, ensure_ascii=False),
+    )
