@@ -7,6 +7,7 @@ are equal in every process.
 import csv
 import glob
 import gzip
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -143,8 +144,12 @@ def _parquet(path: Path) -> Iterator[DataRow]:
     name = shown(str(path))
     package = _datasets(str(path))
     try:
-        # The package takes the name for a pattern.
-        table = package.load_dataset("parquet", data_files=glob.escape(str(path)), split="train")
+        # The package knows a file again by its size and time. The name of a configuration is part of the place of its
+        # cache, so it is made from the content here.
+        with open(path, "rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        # The package takes the name of a file for a pattern.
+        table = package.load_dataset("parquet", digest[:16], data_files=glob.escape(str(path)), split="train")
     except Exception as error:
         said = " ".join(str(error).split())[:300]
         raise EnvError(f"{name}: cannot be read as parquet ({type(error).__name__}: {said})") from None

@@ -4,6 +4,7 @@ import asyncio
 import csv
 import gzip
 import json
+import os
 import sys
 from collections import Counter
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 
 from envs.errors import EnvError
 from envs.registry import content_hash, make_suite
-from envs.rows.reading import is_heldout, permuted, position
+from envs.rows.reading import is_heldout, permuted, position, read_rows
 
 SUMS = [
     {"prompt": f"{a} + {b} =", "answer": str(a + b), "a": a, "b": b} for a in range(10) for b in range(10)
@@ -400,7 +401,7 @@ def test_nulls_that_a_table_fills_into_messages_are_left_out(here, monkeypatch):
 def test_a_parquet_file_with_brackets_in_its_name_is_no_pattern(here, monkeypatch):
     import glob
 
-    def load_dataset(kind, *, data_files, split):
+    def load_dataset(kind, name, *, data_files, split):
         assert glob.glob(data_files) == [str(here / "t[1].parquet")]
         return SUMS
 
@@ -413,6 +414,25 @@ def test_a_parquet_file_with_brackets_in_its_name_is_no_pattern(here, monkeypatc
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=fail))
     assert "cannot be read as parquet (ValueError: no data files)" in refusal(train="t[1].parquet")
+
+
+def test_a_changed_parquet_file_of_equal_size_and_time_is_read_anew(here, monkeypatch):
+    """The package keeps a file under its name, size and time: what it kept of another content must not come back."""
+    kept = {}
+
+    def load_dataset(kind, name, *, data_files, split):
+        path = here / "t.parquet"
+        key = name, path.stat().st_size, path.stat().st_mtime_ns
+        return kept.setdefault(key, [{"prompt": path.read_text(), "answer": "1"}])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    prompts = []
+    for content in ("a", "b"):
+        (here / "t.parquet").write_text(content)
+        os.utime(here / "t.parquet", ns=(10**18, 10**18))
+        (row,) = read_rows(str(here / "t.parquet"), "train")
+        prompts.append(row.values["prompt"])
+    assert prompts == ["a", "b"]
 
 
 def test_numbers_of_a_table_are_written_as_people_write_them(here):
