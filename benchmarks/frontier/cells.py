@@ -23,8 +23,11 @@ TASKS: dict[str, dict[str, Any]] = {
     "budget": {"name": "benchmarks/envs/budgets.py:BudgetSuite", "params": {"length": LENGTH, "limit": 6}},
     "neighbours": {"name": "benchmarks/envs/neighbours.py:NeighbourSuite", "params": {"length": LENGTH}},
     "letters": {"name": "benchmarks/envs/letters.py:LetterSuite", "params": {"length": LENGTH}},
+    "corridor": {"name": "benchmarks/envs/corridor.py:CorridorSuite", "params": {"rooms": 3, "doors": 3}},
 }
 """Environments by the name of the task."""
+SAMPLING = {"corridor": {"max_turn_tokens": 2, "max_trajectory_tokens": 24}}
+"""Limits of tokens, of the tasks that differ from `BASE`."""
 BASE: dict[str, Any] = {
     "run": {"name": "frontier", "dir": "build/frontier", "mode": "sync", "max_minutes": 600.0},
     "model": {
@@ -139,10 +142,11 @@ def config_of(cell: Cell) -> RunConfig:
         # Replayed tokens are older by the forced lag.
         replay = replay.model_copy(update={"max_policy_lag": replay.max_policy_lag + cell.lag})
     tiny = BASE["model"]["tiny"] | {"seed": cell.seed}
+    sampling = SAMPLING.get(cell.task, BASE["learner"]["sampling"])
     settings = BASE | {
         "env": TASKS[cell.task],
         "model": BASE["model"] | {"tiny": tiny},
-        "learner": BASE["learner"] | {"steps": cell.steps},
+        "learner": BASE["learner"] | {"steps": cell.steps, "sampling": sampling},
     }
     config = check(settings, "benchmarks/frontier/cells.py")
     learner = config.learner

@@ -234,7 +234,7 @@ class Player:
         tokens.done[number] = result.done
         if result.done:
             return
-        added = self._renderer.observation(result.messages, sampled)
+        added = self._renderer.observation(result.messages(), sampled)
         if end + len(added) >= self.positions:
             tokens.done[number] = True
             return
