@@ -14,6 +14,10 @@ export async function render(main, given, go) {
   const newest = page.steps.at(-1)?.step;
   const batch = newest ? await ask("batch", { run: given.run, step: given.step }) : null;
   const total = Object.values(page.totals).reduce((sum, value) => sum + (value ?? 0), 0);
+  // Each step has the pause of the newest update, so a version's own is that of the steps in which it was in service.
+  const pauses = new Map(page.steps.filter((step) => step.generators.version > 0 && step.generators.pause !== null)
+    .map((step) => [Math.floor(step.generators.version), step.generators.pause]));
+  const known = [...pauses.values()];
   main.append(
     h("h1", {}, "Who waited for whom?"),
     page.clock ? "" : h("p", { class: "soft" }, "— this run has no wall clock in its metrics: steps stand one behind the other, by their own durations"),
@@ -22,7 +26,9 @@ export async function render(main, given, go) {
     h("p", { class: "facts", id: "turns" }, page.turns ? TURN.map(([name, title]) => h("span", {}, h("b", {}, `episodes: ${title} `),
       `${seconds(page.turns[name])} (${percent(page.turns[name] / TURN.reduce((sum, [one]) => sum + page.turns[one], 0))})`))
       : "— nobody measured the seconds of turns in this run"),
-    page.steps.length ? roles(page, given) : h("p", {}, "— no learner step was made"),
+    h("p", { class: "facts", id: "pauses" }, h("span", {}, h("b", {}, "generators: pause for a new version, mean "),
+      known.length ? `${seconds(known.reduce((sum, one) => sum + one, 0) / known.length)}, longest ${seconds(Math.max(...known))}` : "—")),
+    page.steps.length ? roles(page, given, pauses) : h("p", {}, "— no learner step was made"),
     page.generators.length ? h("section", {}, h("h2", {}, "Generators"), table("generators", [["generator", (g) => g.name || "—"],
       ["trajectories", (g) => num(g.trajectories)], ["sampled tokens in the journal", (g) => num(g.tokens)],
       ["versions", (g) => (g.spans.length ? `${g.spans[0].version}–${g.spans.at(-1).version}` : "—")]], page.generators)) : "");
@@ -31,7 +37,7 @@ export async function render(main, given, go) {
   if (batch) anatomy(main, batch, given, go);
 }
 
-function roles(page, given) {
+function roles(page, given, pauses) {
   const steps = page.steps.slice(-120);
   const [width, left] = [1100, 120];
   const began = (step) => step.ended - PARTS.reduce((sum, [name]) => sum + (step[name] ?? 0), 0);
@@ -73,7 +79,7 @@ function roles(page, given) {
         const x = Math.max(left, px(span.from));
         const wide = Math.max(1, px(span.to) - x);
         svg.append(s("rect", { x, y, width: wide, height: 22, fill: "var(--sample)", "fill-opacity": 0.35 + 0.3 * (span.version % 3) },
-          s("title", {}, `${generator.name}: first token of version ${span.version} arrived ${clock(span.from)}`)));
+          s("title", {}, `${generator.name}: first token of version ${span.version} arrived ${clock(span.from)}, after a pause of ${seconds(pauses.get(span.version))} for the update`)));
         if (wide > 26) svg.append(s("text", { x: x + 2, y: y + 15 }, `v${span.version}`));
       }
       y += 34;

@@ -338,6 +338,13 @@ def test_the_evaluations_before_and_after_the_steps_are_drawn(page):
     ]
 
 
+def test_pauses_for_new_versions_are_told(page):
+    page.open("/timeline?run=demo")
+    assert "pause for a new version, mean 0.0" in page.run("document.getElementById('pauses').innerText")
+    titles = page.run("[...document.querySelectorAll('svg title')].map((t) => t.textContent)")
+    assert [t for t in titles if t.startswith("generator-0: first token of version 8") and "after a pause of 0.06" in t]
+
+
 def test_metrics_are_found_by_a_regular_expression(page):
     page.open("/overview?run=demo")
     page.run(fill("filter", "^learner/ratio.*max$", "input"))
