@@ -2,10 +2,11 @@
 
 `large` writes a journal, starts `offbeat view` on it with a cold cache, and times pages, filters and trajectories.
 `beside` trains, and lets windows without a page (A) and with pages (B) take turns as A B B A: in B, a headless Chromium
-has the page Learning open, and a second client asks for the same every two seconds.
+has the page Learning open, and a second client asks for the same every two seconds. In A all of them are stopped by
+SIGSTOP, so that windows can be short: other work on the machine then disturbs both arms alike.
 
     python -m benchmarks.view large [--trajectories 100000] [--json FILE]
-    python -m benchmarks.view beside [--blocks 4] [--json FILE]
+    python -m benchmarks.view beside [--blocks 16] [--json FILE]
 """
 
 import argparse
@@ -15,6 +16,7 @@ import importlib
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -43,8 +45,8 @@ TRAIN_EVERY, FILE_EVERY = 16, 250
 """Groups of a learner step, and of a file of the journal."""
 POLL_S = 2.0
 """Seconds between two rounds of the second client; the page itself looks every three seconds."""
-SETTLE_S = 8.0
-"""Time that a window leaves out at its beginning, in which viewer and browser start or end."""
+SETTLE_S = 1.0
+"""Time that a window leaves out at its beginning."""
 WARM_STEPS = 10
 PAGES = {
     "Learning": "overview",
@@ -298,70 +300,99 @@ def training(place: Path) -> Iterator[Watched]:
             process.wait(120)
 
 
-@contextlib.contextmanager
-def watching(folder: Path, cost: dict[str, float]) -> Iterator[None]:
-    """Have a page open in a browser, and a second client that polls. ``cost`` gets the CPU seconds of both sides."""
-    viewer = Viewer(folder)
-    ended = threading.Event()
+class Watchers:
+    """A page that is open in a browser, and a second client that polls. All of them can be stopped and go on."""
 
-    def poll() -> None:
-        while not ended.wait(POLL_S):
+    def __init__(self, folder: Path) -> None:
+        self._viewer = Viewer(folder)
+        self._browser = BROWSER.Browser(BROWSER.chromium())
+        self._browser.go(self._viewer.link)
+        self._browser.wait("document.querySelector('h1') && document.getElementById('main').dataset.ready")
+        self._turn, self._ended = threading.Lock(), threading.Event()
+        self._second = threading.Thread(target=self._poll)
+        self._second.start()
+
+    def _poll(self) -> None:
+        while not self._ended.wait(POLL_S):
             for question in ("runs", "overview", "metrics", "names", "logs"):
-                viewer.ask(
-                    question, names="rollout/return_mean,learner/idle_share" if question == "metrics" else ""
-                )
+                names = "rollout/return_mean,learner/idle_share" if question == "metrics" else ""
+                with self._turn:
+                    self._viewer.ask(question, names=names)
 
-    second = threading.Thread(target=poll)
-    browser = BROWSER.Browser(BROWSER.chromium())
-    try:
-        browser.go(viewer.link)
-        browser.wait("document.querySelector('h1') && document.getElementById('main').dataset.ready")
-        second.start()
-        yield
-        own = Path(f"/proc/{viewer.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        cost["viewer"] = sum(map(int, own[11:13])) / os.sysconf("SC_CLK_TCK")
-        cost["browser"] = cpu_seconds(browser.pid)
-    finally:
-        ended.set()
-        if second.ident is not None:
-            second.join()
-        browser.close()
-        viewer.close()
+    def stop(self) -> None:
+        """Stop viewer, browser and client."""
+        self._turn.acquire()
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let them go on."""
+        self._signal(signal.SIGCONT)
+        self._turn.release()
+
+    def _signal(self, number: int) -> None:
+        os.killpg(self._browser.pid, number)
+        self._viewer.process.send_signal(number)
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return the CPU seconds of both sides so far."""
+        stat = Path(f"/proc/{self._viewer.process.pid}/stat").read_text(encoding="utf-8")
+        ticks = sum(map(int, stat.rpartition(")")[2].split()[11:13]))
+        return {"viewer": ticks / os.sysconf("SC_CLK_TCK"), "browser": cpu_seconds(self._browser.pid)}
+
+    def close(self) -> None:
+        """End them; they must not be stopped."""
+        self._ended.set()
+        self._second.join()
+        self._browser.close()
+        self._viewer.close()
 
 
 def beside(blocks: int, window_s: float) -> tuple[list[Figure], dict[str, Any]]:
     """Compare the throughput of windows with pages open to that of windows without, A B B A in one run."""
     windows: list[dict[str, Any]] = []
+    loads = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory(prefix="offbeat-view-") as place, training(Path(place)) as run:
-        for arm in "ABBA" * blocks:
-            cost: dict[str, float] = {}
-            with contextlib.ExitStack() as stack:
-                if arm == "B":
-                    stack.enter_context(watching(Path(place) / "run", cost))
-                time.sleep(SETTLE_S)
-                begin = time.time()
-                time.sleep(window_s)
-                end = time.time()
-            windows.append({"arm": arm, "begin": begin, "end": end, "cpu_s": cost})
+        watchers = Watchers(Path(place) / "run")
+        try:
+            for arm in "ABBA" * blocks:
+                if arm == "A":
+                    watchers.stop()
+                try:
+                    time.sleep(SETTLE_S)
+                    begin, before = time.time(), watchers.cpu_s()
+                    time.sleep(window_s)
+                    end, after = time.time(), watchers.cpu_s()
+                finally:
+                    if arm == "A":
+                        watchers.go_on()
+                cpu_s = {side: after[side] - before[side] for side in before}
+                windows.append({"arm": arm, "begin": begin, "end": end, "cpu_s": cpu_s})
+        finally:
+            watchers.close()
+        loads.append(os.getloadavg()[0])
         # The last window needs a step after its end.
         until = time.monotonic() + 60
         while run.rows()[-1][0] < windows[-1]["end"] and time.monotonic() < until:
             time.sleep(0.5)
         for one in windows:
             one["steps_per_s"], one["tokens_per_s"] = run.rates(one["begin"], one["end"])
-    figures = [
-        Figure(name, unit, _arms(windows, key)[1], "no page", _arms(windows, key)[0], "limit 0.99")
-        for name, unit, key in (
-            ("sampled tokens, with two pages", "tokens/s", "tokens_per_s"),
-            ("learner steps, with two pages", "steps/s", "steps_per_s"),
-        )
-    ]
+    figures = []
+    for name, unit, key in (
+        ("sampled tokens, with two pages", "tokens/s", "tokens_per_s"),
+        ("learner steps, with two pages", "steps/s", "steps_per_s"),
+    ):
+        without, with_pages = _arms(windows, key)
+        figures.append(Figure(name, unit, with_pages, "no page", without, _spread(with_pages, without)))
     for side in ("viewer", "browser"):
-        shares = [one["cpu_s"][side] / (SETTLE_S + window_s) for one in windows if one["arm"] == "B"]
-        figures.append(
-            Figure(f"CPU of the {side}, its start included", "% of a core", [100 * share for share in shares])
-        )
-    return figures, {"windows": windows, "window_s": window_s, "settle_s": SETTLE_S, "nice": os.nice(0)}
+        shares = [one["cpu_s"][side] / (one["end"] - one["begin"]) for one in windows if one["arm"] == "B"]
+        figures.append(Figure(f"CPU of the {side}", "% of a core", [100 * share for share in shares]))
+    return figures, {
+        "windows": windows,
+        "window_s": window_s,
+        "settle_s": SETTLE_S,
+        "nice": os.nice(0),
+        "loads": loads,
+    }
 
 
 def _arms(windows: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:
@@ -375,6 +406,14 @@ def _arms(windows: Sequence[dict[str, Any]], key: str) -> tuple[list[float], lis
     return arms
 
 
+def _spread(values: Sequence[float], bare: Sequence[float]) -> str:
+    """Say how well the ratio is known: the geometric mean of the blocks' ratios with its standard error."""
+    logs = np.log(np.array(values) / np.array(bare))
+    error = float(logs.std(ddof=1) / len(logs) ** 0.5) if len(logs) > 1 else float("nan")
+    mean = float(np.exp(logs.mean()))
+    return f"limit 0.99; mean of {len(logs)} blocks {mean:.3f} ± {mean * error:.3f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -385,8 +424,8 @@ def main() -> None:
     of_large.add_argument("--starts", type=int, default=3)
     of_large.add_argument("--repetitions", type=int, default=5)
     of_beside = kinds.add_parser("beside")
-    of_beside.add_argument("--blocks", type=int, default=4)
-    of_beside.add_argument("--window-s", type=float, default=20.0)
+    of_beside.add_argument("--blocks", type=int, default=16)
+    of_beside.add_argument("--window-s", type=float, default=8.0)
     for one in (of_large, of_beside):
         one.add_argument("--json", type=Path)
     arguments = parser.parse_args()

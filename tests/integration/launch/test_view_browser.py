@@ -342,7 +342,11 @@ def test_pauses_for_new_versions_are_told(page):
     page.open("/timeline?run=demo")
     assert "pause for a new version, mean 0.0" in page.run("document.getElementById('pauses').innerText")
     titles = page.run("[...document.querySelectorAll('svg title')].map((t) => t.textContent)")
-    assert [t for t in titles if t.startswith("generator-0: first token of version 8") and "after a pause of 0.06" in t]
+    assert [
+        t
+        for t in titles
+        if t.startswith("generator-0: first token of version 8") and "after a pause of 0.06" in t
+    ]
 
 
 def test_metrics_are_found_by_a_regular_expression(page):
