@@ -47,6 +47,8 @@ POLL_S = 2.0
 """Seconds between two rounds of the second client; the page itself looks every three seconds."""
 SETTLE_S = 1.0
 """Time that a window leaves out at its beginning."""
+WRITTEN = "written"
+"""File that says that a large run was written whole."""
 WARM_STEPS = 10
 PAGES = {
     "Learning": "overview",
@@ -152,8 +154,14 @@ def forget(folder: Path) -> int:
     return nbytes
 
 
-def large(trajectories: int, starts: int, repetitions: int) -> tuple[list[Figure], dict[str, Any]]:
-    """Time a viewer of a large journal, started ``starts`` times with a cold cache."""
+def large(
+    trajectories: int, starts: int, repetitions: int, kept: Path | None
+) -> tuple[list[Figure], dict[str, Any]]:
+    """Time a viewer of a large journal, started ``starts`` times with a cold cache.
+
+    Args:
+        kept: run folder that is used if it is there, else written and kept; None: one that is removed afterwards.
+    """
     seconds: dict[str, list[float]] = {}
     draw = random.Random(3)
 
@@ -161,7 +169,10 @@ def large(trajectories: int, starts: int, repetitions: int) -> tuple[list[Figure
         seconds.setdefault(name, []).append(value)
 
     with tempfile.TemporaryDirectory(prefix="offbeat-view-") as place:
-        folder = write_run(Path(place) / "large", trajectories)
+        folder = kept or Path(place) / "large"
+        if not (folder / WRITTEN).exists():
+            write_run(folder, trajectories)
+            (folder / WRITTEN).touch()
         peaks, nbytes = [], 0
         for _ in range(starts):
             nbytes = forget(folder)
@@ -423,6 +434,7 @@ def main() -> None:
     of_large.add_argument("--trajectories", type=int, default=100_000)
     of_large.add_argument("--starts", type=int, default=3)
     of_large.add_argument("--repetitions", type=int, default=5)
+    of_large.add_argument("--folder", type=Path, help="keep the run here, or use the one that is here")
     of_beside = kinds.add_parser("beside")
     of_beside.add_argument("--blocks", type=int, default=16)
     of_beside.add_argument("--window-s", type=float, default=8.0)
@@ -430,7 +442,9 @@ def main() -> None:
         one.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if arguments.kind == "large":
-        figures, found = large(arguments.trajectories, arguments.starts, arguments.repetitions)
+        figures, found = large(
+            arguments.trajectories, arguments.starts, arguments.repetitions, arguments.folder
+        )
     else:
         figures, found = beside(arguments.blocks, arguments.window_s)
     shown = table(figures)
