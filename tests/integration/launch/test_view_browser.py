@@ -156,6 +156,8 @@ def test_every_page_of_every_run_fits(page, width, theme):
         f"document.documentElement.classList.toggle('dark', {json.dumps(theme != 'dark')});"
         "document.getElementById('theme').click()"
     )
+    # The header must not take much of a small screen.
+    assert page.run("document.querySelector('header').offsetHeight") < 100
     for run in ("demo", "killed", "deleted", "living"):
         for name in PAGES:
             page.open(f"/{name}?run={run}")
