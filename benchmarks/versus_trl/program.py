@@ -196,8 +196,15 @@ def _ratio_table(task: str, results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+ENOUGH_SEEDS = 5
+"""Seeds of which the time to a reward is a headline."""
+
+
 def headlines(results: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
-    """Return the ratio of each of our arms in trained tokens/s, over the fastest of TRL's arms, for the README."""
+    """Return the ratios of each of our arms over the fastest of TRL's arms: trained tokens/s, and speed to the level.
+
+    The second one needs `ENOUGH_SEEDS`, because first successes decide it.
+    """
     rows = []
     for task in TASKS:
         of_task = [r for r in results if r["task"] == task]
@@ -207,7 +214,14 @@ def headlines(results: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
         fastest = max(speeds, key=lambda peer: statistics.median(s for s in speeds[peer] if s is not None))
         for arm in _present(of_task, ours=True):
             over = spread(ratio(_by_seed(of_task, arm, "tokens"), speeds[fastest]))
-            rows.append((f"trained tokens/s, task `{task}`, arm `{arm}`", f"TRL, arm `{fastest}`", over))
+            peer = f"TRL, arm `{fastest}`"
+            rows.append((f"trained tokens/s, task `{task}`, arm `{arm}`", peer, over))
+            times = ratio(_by_seed(of_task, fastest, "level"), _by_seed(of_task, arm, "level"))
+            if len(times) >= ENOUGH_SEEDS:
+                told = (
+                    f"speed to reward {TASKS[task].level:g}, task `{task}`, arm `{arm}`, {len(times)} seeds"
+                )
+                rows.append((told, peer, _interval([math.log(t) for t in times], exp=True)))
     return rows
 
 

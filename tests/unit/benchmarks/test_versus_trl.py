@@ -86,6 +86,31 @@ def test_tables_set_ours_over_each_of_trls_arms():
     assert "| trl | 91 [83, 100] | 1.100 [1.000, 1.200] |" in text
 
 
+def test_what_a_level_costs_is_told_in_steps_seconds_and_tokens():
+    """The eighth step is the first whose 64 rewards have the mean 0.7; a pace changes the seconds alone."""
+    runs = [
+        result(arm, seed, pace=pace * (1 + 0.1 * seed))
+        for seed in range(5)
+        for arm, pace in (("trl", 1.0), ("async", 0.5))
+    ]
+    text = tables(runs)
+    assert "| trl | 8.0 [8.0, 8.0] | 9.6 [8.0, 11.2] | 800.0 [800.0, 800.0] | 5 of 5 |" in text
+    assert "| trl over async | 1.00 [1.00, 1.00] | 2.00 [2.00, 2.00] | 1.00 [1.00, 1.00] | 5 of 5 |" in text
+    told = [row for row in versus_trl.headlines(runs) if row[0].startswith("speed to reward 0.7")]
+    assert told == [
+        ("speed to reward 0.7, task `letter`, arm `async`, 5 seeds", "TRL, arm `trl`", "2.00 [2.00, 2.00]")
+    ]
+    assert not [row for row in versus_trl.headlines(runs[:8]) if row[0].startswith("speed")]
+
+
+def test_a_run_is_over_when_its_last_rewards_have_the_level():
+    spec = Spec("trl", {}, "model", "folder", 9, 60.0, 1, level=0.5, window=2)
+    assert not spec.over([(1.0, 1.0)]), "fewer rewards than a window"
+    assert spec.over([(1.0, 0.0), (2.0, 0.0), (3.0, 1.0)])
+    assert not spec.over([(1.0, 1.0), (2.0, 0.0), (3.0, 0.0)])
+    assert not Spec("trl", {}, "model", "folder", 9, 60.0, 1).over([(1.0, 1.0)])
+
+
 def test_a_level_that_was_not_reached_is_said_in_the_table():
     slow = result("trl", 0, pace=1.0)
     slow["rewards"] = [(t, 0.1) for t, _ in slow["rewards"]]
