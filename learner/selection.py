@@ -24,6 +24,7 @@ from learner.settings.selection import (
     SequentialSelection,
     ValueSelection,
 )
+from learner.trajectory import is_right
 from protocol.arrays import Float64s
 
 Mask = NDArray[np.bool_]
@@ -67,7 +68,7 @@ class Answer(NamedTuple):
     @property
     def right(self) -> bool:
         """Whether it is a success."""
-        return self.return_ > 0 if self.correct is None else self.correct
+        return is_right(self.return_, self.correct)
 
 
 class TaskStats:

@@ -138,6 +138,21 @@ Origin = Literal["own", "given"]
 """Who wrote a trajectory: a version of the policy that is trained, or somebody else, see `learner.given`."""
 
 
+def is_right(return_: float, correct: bool | None, above: float = 0.0) -> bool:
+    """Return whether an answer is a success: as the environment says it, or else by its return.
+
+    Args:
+        return_: sum of the rewards.
+        correct: what the environment says; None: it does not tell.
+        above: bound of the return of a success, which lies above it.
+
+    Example:
+        >>> is_right(0.0, True), is_right(1.0, False), is_right(0.5, None), is_right(0.5, None, above=0.5)
+        (True, False, True, False)
+    """
+    return return_ > above if correct is None else correct
+
+
 class RouteLayers(NamedTuple):
     """The layers of the learner's model that choose experts."""
 

@@ -24,7 +24,7 @@ from learner.settings.families import (
     RefineFamily,
     RetryFamily,
 )
-from learner.trajectory import Trajectory
+from learner.trajectory import Trajectory, is_right
 from protocol.messages.episodes import Turn
 from protocol.messages.fields import MAX_TEXT
 
@@ -152,7 +152,7 @@ def is_solved(config: HintFamily | RetryFamily | GuidedFamily, t: Trajectory) ->
     """Return whether a trajectory is right, by the rewards that the environment gave."""
     if config.reward:
         return t.reward_by_name.get(config.reward, 0.0) > config.above
-    return t.return_ > config.above if t.correct is None else t.correct
+    return is_right(t.return_, t.correct, config.above)
 
 
 def next_hint(config: HintFamily, family: TaskFamily, group_size: int) -> list[ChildTask]:

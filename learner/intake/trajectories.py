@@ -14,7 +14,7 @@ from learner.errors import BrokenTrajectory, OpenStateError
 from learner.rewards import as_given, composed, updates_at
 from learner.settings.advantages import RewardConfig
 from learner.settings.learner import LearnerConfig
-from learner.trajectory import Counts, RouteLayers, Trajectory, newest_version, starts_of
+from learner.trajectory import Counts, RouteLayers, Trajectory, is_right, newest_version, starts_of
 from protocol import names
 from protocol.arrays import ROUTED_EXPERTS, ROUTED_TOKEN, TOKEN_ARRAYS, Arrays, Experts, SegmentArrays
 from protocol.codec import decode_segment, encode_arrays, unpack_arrays
@@ -317,9 +317,7 @@ def in_lane(config: LearnerConfig, members: Sequence[Trajectory]) -> list[Trajec
     return [
         t
         if t.temperature in plain
-        else replace(
-            t, lane=True, advantage=lane.coefficient * (t.return_ > 0 if t.correct is None else t.correct)
-        )
+        else replace(t, lane=True, advantage=lane.coefficient * is_right(t.return_, t.correct))
         for t in members
     ]
 
