@@ -521,14 +521,13 @@ class LearnerConfig(Section):
         if self.given is None:
             return 0
         size = self.group_size if self.train_on == "groups" else 1
-        groups = round(self.batch_trajectories / size * self.given.share)
-        return (
-            groups if self.given.share == 1 else min(max(1, groups), self.batch_trajectories // size - 1)
-        ) * size
+        units = round(self.batch_trajectories / size * self.given.share)
+        if self.given.share < 1:
+            units = min(max(1, units), self.batch_trajectories // size - 1)
+        return units * size
 
     def contradictions(self, field: str) -> Iterator[str]:
         yield from self._batches(field)
-        yield from self._given(field)
         yield from self._hosts(field)
         if self.under_way == "needed" and (self.family is not None or self.train_on == "windows"):
             what = "learner.family" if self.family is not None else 'learner.train_on = "windows"'
@@ -567,27 +566,6 @@ class LearnerConfig(Section):
             yield (
                 f"{field}.batch_trajectories is {batch}, not a multiple of {field}.group_size {group}; use "
                 f"{batch // group * group} or {(batch // group + 1) * group}"
-            )
-
-    def _given(self, field: str) -> Iterator[str]:
-        if self.given is None:
-            return
-        algorithm = self.algorithm
-        others = {
-            "replay": self.replay is not None,
-            "family": self.family is not None,
-            "algorithm.critic": algorithm.critic is not None,
-            "algorithm.imitation_coefficient": algorithm.imitation_coefficient > 0,
-            "forced_lag": self.forced_lag > 0,
-        }
-        for name in (name for name, present in others.items() if present):
-            yield f"{field}.given cannot be together with {field}.{name}; take one of them out"
-        if self.train_on == "windows":
-            yield f'{field}.given needs whole trajectories; set {field}.train_on = "groups" or "trajectories"'
-        if self.given.share < 1 and not self.given_trajectories:
-            yield (
-                f"{field}.given.share is {self.given.share:g}, but a batch has a single group; raise "
-                f"{field}.batch_trajectories to at least {2 * self.group_size}, or set the share to 1"
             )
 
     def _hosts(self, field: str) -> Iterator[str]:

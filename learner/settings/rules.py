@@ -46,6 +46,7 @@ def contradictions(learner: LearnerConfig) -> Iterator[str]:
     yield from _selection(learner)
     yield from _budget(learner)
     yield from _lane(learner)
+    yield from _given(learner)
     yield from _updates(learner)
     yield from replay_contradictions(learner)
     yield from reward_contradictions(learner)
@@ -154,6 +155,29 @@ def _lane(learner: LearnerConfig) -> Iterator[str]:
         yield (
             f"learner.sampling.temperature is {learner.sampling.temperature:g} beside [learner.lane], which trains at "
             "temperature 1; set it to 1.0, or take [learner.lane] out"
+        )
+
+
+def _given(learner: LearnerConfig) -> Iterator[str]:
+    """Yield what cannot be beside conversations that somebody else wrote, which have no reward and no group."""
+    if learner.given is None:
+        return
+    algorithm = learner.algorithm
+    others = {
+        "replay": learner.replay is not None,
+        "family": learner.family is not None,
+        "algorithm.critic": algorithm.critic is not None,
+        "algorithm.imitation_coefficient": algorithm.imitation_coefficient > 0,
+        "forced_lag": learner.forced_lag > 0,
+    }
+    for name in (name for name, present in others.items() if present):
+        yield f"learner.given cannot be together with learner.{name}; take one of them out"
+    if learner.train_on == "windows":
+        yield 'learner.given needs whole trajectories; set learner.train_on = "groups" or "trajectories"'
+    if learner.given.share < 1 and not learner.given_trajectories:
+        yield (
+            f"learner.given.share is {learner.given.share:g}, but a batch has a single group; raise "
+            f"learner.batch_trajectories to at least {2 * learner.group_size}, or set the share to 1"
         )
 
 

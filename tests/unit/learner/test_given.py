@@ -10,6 +10,7 @@ from learner.curriculum import Curriculum
 from learner.given import Conversation, as_trajectory, given_conversations
 from learner.settings.given import GivenConfig
 from learner.settings.learner import LearnerConfig, ReplayConfig
+from learner.settings.rules import contradictions
 from learner.update.batch import make_batch
 from tests.trajectories import make_trajectory
 
@@ -75,7 +76,7 @@ def test_what_is_not_given_is_sampled_in_whole_units(share, train_on, given, uni
 
 def test_what_cannot_be_together_is_refused_with_both_names():
     def refusals(**settings):
-        return [text for text in config(**settings).contradictions("learner") if "given" in text]
+        return [text for text in contradictions(config(**settings)) if "given" in text]
 
     assert not refusals()
     assert not refusals(share=0.5)
