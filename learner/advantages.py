@@ -161,6 +161,8 @@ class TokenAdvantages:
 
     def with_none_behind(self, tokens: int) -> "TokenAdvantages":
         """Return them with so many further tokens behind, from which neither policy nor critic learns."""
+        if not tokens:
+            return self
         parts = (np.concatenate([part, np.zeros(tokens, part.dtype)]) for part in vars(self).values())
         return TokenAdvantages(*parts)
 

@@ -135,7 +135,8 @@ def make_batch(
     imitation = np.concatenate(within) & np.repeat(_good(trajectories, imitate_from), lengths)
     loss_mask = fresh & advantages.policy
     _assert_bounds(trajectories, loss_mask | imitation, current_version, bounds)
-    imitation |= np.concatenate([t.learned_mask & (t.origin == "given") for t in trajectories])
+    if any(t.origin == "given" for t in trajectories):
+        imitation |= np.concatenate([t.learned_mask & (t.origin == "given") for t in trajectories])
     columns = {
         "fresh": fresh,
         "logp_behaviour": np.concatenate([t.logp_behaviour for t in trajectories]),

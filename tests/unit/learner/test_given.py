@@ -47,7 +47,9 @@ def test_the_turns_of_a_conversation_are_its_questions_and_answers():
 
 def test_given_tokens_are_imitated_and_carry_no_policy_gradient():
     own = make_trajectory("own", version=0)
-    none = TokenAdvantages.of_tokens(np.ones(len(own)), np.ones(len(own))).with_none_behind(len(TALK.learnt))
+    alone = TokenAdvantages.of_tokens(np.ones(len(own)), np.ones(len(own)))
+    assert alone.with_none_behind(0) is alone
+    none = alone.with_none_behind(len(TALK.learnt))
     batch = make_batch([own, as_trajectory(TALK, "given-0.0")], none, current_version=0, max_policy_lag=4)
     assert batch.trained.tolist() == [5, 0]
     assert batch.count(batch.columns["imitation_mask"] > 0).tolist() == [0, 4]
