@@ -25,6 +25,22 @@ TOKENS, MASK = "token_ids", "action_mask"
 MESSAGES, PROMPT = "messages", "prompt"
 
 
+def renderer_of(config: RunConfig, folder: str | Path) -> Renderer:
+    """Return what renders conversations with a model's tokenizer and chat template.
+
+    Args:
+        folder: folder with both.
+
+    Raises:
+        ConfigError: one of them cannot be used.
+    """
+    special = config.model.special_tokens_in_messages
+    try:
+        return Renderer(Path(folder), config.model.template_args, special_in_messages=special)
+    except ActorError as error:
+        raise ConfigError(f"model.path: {error}") from None
+
+
 def given_of(config: RunConfig, model: str | Path) -> list[Conversation]:
     """Return the conversations of `[learner.given]`, rendered for a model; none without that table.
 
@@ -38,12 +54,7 @@ def given_of(config: RunConfig, model: str | Path) -> list[Conversation]:
     """
     if config.learner.given is None:
         return []
-    renderer = Renderer(
-        Path(model),
-        config.model.template_args,
-        special_in_messages=config.model.special_tokens_in_messages,
-    )
-    return readable(config, renderer)[0]
+    return readable(config, renderer_of(config, model))[0]
 
 
 def readable(config: RunConfig, renderer: Renderer) -> tuple[list[Conversation], list[str]]:

@@ -334,14 +334,10 @@ class Roles:
     def _actor(self) -> Any:
         from actors.actor import Actor
         from actors.environments import CallsHere
-        from actors.render import Renderer
         from envs.registry import make_suite
+        from launch.conversations import renderer_of
 
         config = self._config
-        model = config.model
-        renderer = Renderer(
-            Path(self._model), model.template_args, special_in_messages=model.special_tokens_in_messages
-        )
         return Actor(
             # Nobody waits for episodes at the end.
             config.actor.model_copy(update={"drain_timeout_s": LOOK_S}),
@@ -350,7 +346,7 @@ class Roles:
             config.env.name,
             self._folder.name,
             partial(make_suite, config.env.name, config.env.params),
-            renderer,
+            renderer_of(config, self._model),
             in_step=config.windows_in_step,
             environments=CallsHere(),
         )

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from actors.errors import ActorError
 from actors.render import Renderer
 from envs.base import Split, SuiteFacts
 from envs.errors import EnvError
 from envs.registry import content_hash, make_suite
-from launch.conversations import readable
+from launch.conversations import readable, renderer_of
 from launch.errors import ConfigError
 from launch.model import KNOWN_MODELS, SMALL_FILES, existing, is_gguf, kept_model, tiny_teacher
 from launch.preflight.environment import (
@@ -258,7 +257,7 @@ def examine(config: RunConfig) -> Examined:
     by_gpus = decided(config, size)
     config = by_gpus.config
     without_room, tight = too_little_room(config, size)
-    renderer = _renderer(config, folder) if folder else None
+    renderer = renderer_of(config, folder) if folder else None
     described: dict[str, Any] = read_description(folder) if folder else {}
     context = context_of(described)
     undelivered, queued = too_many_experts(config, described)
@@ -334,19 +333,6 @@ def try_formulas(config: RunConfig) -> list[str]:
     if found.wrong:
         raise ConfigError("\n".join(found.wrong))
     return found.remarks
-
-
-def _renderer(config: RunConfig, folder: Path) -> Renderer:
-    """Return what renders prompts with a model's tokenizer.
-
-    Raises:
-        ConfigError: the tokenizer or its chat template cannot be used.
-    """
-    special = config.model.special_tokens_in_messages
-    try:
-        return Renderer(folder, config.model.template_args, special_in_messages=special)
-    except ActorError as error:
-        raise ConfigError(f"model.path: {error}") from None
 
 
 def memory(config: RunConfig, size: ModelSize | None) -> str:
