@@ -391,11 +391,15 @@ def run_host(
             run_folder.save_config(config, folder / run_folder.CONFIG)
             return _supervise(config, ticket, folder, name, course, job_of(environment, hostname), note)
         except FetchStopped:
-            note(f"host ends with code {COME_BACK}: a signal came before anything was started")
-            return COME_BACK
+            return _ended_before_start(note)
         finally:
             # The ticket is the only place of the keys while no process of the host runs.
             shutil.rmtree(folder / "keys", ignore_errors=True)
+
+
+def _ended_before_start(note: Callable[[str], None]) -> int:
+    note(f"host ends with code {COME_BACK}: a signal came before anything was started")
+    return COME_BACK
 
 
 def _supervise(
@@ -410,8 +414,7 @@ def _supervise(
     keys = Path(config.security.keys) if config.security.keys else None
     ask_with = http_keys(config, keys)
     if not await_head(config.broker.http, ask_with, course):
-        note(f"host ends with code {COME_BACK}: a signal came before anything was started")
-        return COME_BACK
+        return _ended_before_start(note)
     # An engine may take minutes to start, and its tokens would never arrive.
     if trouble := path_trouble(config.broker.endpoint, keys, f"actor-{name}-0"):
         raise NoAnswer(trouble)
