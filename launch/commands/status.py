@@ -170,13 +170,6 @@ def hosts_lines(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
     return ["", *lines, *deaths]
 
 
-def newest_values(folder: Path) -> dict[str, Any]:
-    """Return the newest value of each metric that the learner has written."""
-    tail = MetricsTail()
-    tail.read(folder / METRICS)
-    return tail.values
-
-
 def tasks_lines(values: Mapping[str, Any]) -> list[str]:
     """Return the line on the tasks of a run that chooses them by the answers; nothing for other runs.
 
@@ -394,6 +387,7 @@ def show(target: str, *, watch: bool, as_json: bool, keys: Path | None = None, v
     # A shell starts background jobs of a script with SIGINT ignored, but SIGINT must end --watch there, too.
     if watch:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    metrics = MetricsTail()
     while True:
         if folder is not None and (summary := ended(folder)) is not None:
             since = seconds_since_end(folder)
@@ -409,7 +403,8 @@ def show(target: str, *, watch: bool, as_json: bool, keys: Path | None = None, v
             status = fetch(http, TIMEOUT_S, keys=keys)
             text = json.dumps(status, indent=1) if as_json else page(status, read_state(folder), verbose)
             if folder is not None and not as_json:
-                text = "\n".join([text, *tasks_lines(newest_values(folder))])
+                metrics.read(folder / METRICS)
+                text = "\n".join([text, *tasks_lines(metrics.values)])
             code = 0
         except NoAnswer as error:
             if folder is not None and (lines := over_lines(folder)):
