@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import protocol.weights.files
 import protocol.weights.server
 from actors.errors import SourceFailed
 from actors.generator.weights import fetch, staging
@@ -18,13 +17,9 @@ from protocol.security.http import Access
 from protocol.weights.format import DATA, read_shapes
 from tests.integration.protocol.weights_harness import RUN, proxy, server, size_of, write
 
-CHUNK, HOSTS, LIMIT = 64 * 1024, 24, 4
+pytestmark = pytest.mark.usefixtures("small_chunks")
+HOSTS, LIMIT = 24, 4
 """Each host has four connections, so that 24 times as many want to transfer as may."""
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(protocol.weights.files, "CHUNK_BYTES", CHUNK)
 
 
 def fetched_by_all(tmp_path, versions, nbytes, name, **limits):
@@ -42,9 +37,7 @@ def fetched_by_all(tmp_path, versions, nbytes, name, **limits):
             cache.close()
 
 
-def test_nobody_is_refused_at_24_times_the_limit_and_the_last_host_is_as_early(tmp_path, caplog):
-    versions = tmp_path / "learner"
-    versions.mkdir()
+def test_nobody_is_refused_at_24_times_the_limit_and_the_last_host_is_as_early(versions, tmp_path, caplog):
     nbytes = size_of(write(versions, 7, mib=6))
     free, busy = [], []
     # What a crowded machine adds is different each time: the best of some rounds, taken in turn, are compared.
@@ -55,11 +48,9 @@ def test_nobody_is_refused_at_24_times_the_limit_and_the_last_host_is_as_early(t
     assert not [line for line in caplog.messages if "could not be fetched" in line]
 
 
-def test_who_is_sent_away_comes_again_and_is_served(tmp_path, monkeypatch, caplog):
+def test_who_is_sent_away_comes_again_and_is_served(versions, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(protocol.weights.server, "PLACE_S", 0.0)
     monkeypatch.setattr(fetch, "LONGEST_RETRY_S", 0.05)
-    versions = tmp_path / "learner"
-    versions.mkdir()
     fetched_by_all(tmp_path, versions, size_of(write(versions, 7, mib=1)), "busy", transfers=LIMIT)
     assert not [line for line in caplog.messages if "could not be fetched" in line]
 
@@ -122,10 +113,8 @@ def test_who_waits_for_a_busy_source_can_be_stopped():
         assert len(asked) == 1
 
 
-def test_a_slow_line_is_named_with_its_rate_and_that_of_the_versions(tmp_path, monkeypatch):
+def test_a_slow_line_is_named_with_its_rate_and_that_of_the_versions(versions, tmp_path, monkeypatch):
     monkeypatch.setattr(staging, "_is_of_this_host", lambda manifest: False)
-    versions = tmp_path / "learner"
-    versions.mkdir()
     source = write(versions, 7, mib=1)
     pace = staging.VersionPace()
     cache = Cache(tmp_path / "shm" / "offbeat-cache-r-1", RUN)

@@ -23,7 +23,6 @@ import torch
 from aiohttp import web
 
 import actors.generator.weights.fetch
-import protocol.weights.files
 import protocol.weights.server
 from actors.config import GeneratorConfig
 from actors.generator.generator import relay
@@ -39,21 +38,9 @@ from protocol.errors import AddressRefused, WeightsError
 from protocol.security.http import Access, access, read_tokens
 from protocol.security.key_files import make as make_keys
 from protocol.weights.format import DATA, MANIFEST, read_manifest, read_shapes, retire, version_folder
-from tests.integration.protocol.weights_harness import RUN, proxy, server, size_of, write
+from tests.integration.protocol.weights_harness import CHUNK, RUN, proxy, same, server, size_of, write
 
-CHUNK = 64 * 1024
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(protocol.weights.files, "CHUNK_BYTES", CHUNK)
-
-
-@pytest.fixture
-def versions(tmp_path):
-    folder = tmp_path / "learner"
-    folder.mkdir()
-    return folder
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 both_ways = pytest.mark.parametrize("keys", ["as it is", "encrypted"], indirect=True)
@@ -79,10 +66,6 @@ def cache(tmp_path, keys):
     held = Cache(tmp_path / "shm" / "offbeat-cache-r-1", RUN, partial(access, keys))
     yield held
     held.close()
-
-
-def same(found: Path, source: Path) -> bool:
-    return found.with_name(DATA).read_bytes() == source.with_name(DATA).read_bytes()
 
 
 @both_ways

@@ -6,26 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import protocol.weights.files
 import protocol.weights.server
 from actors.generator.weights import fetch
 from actors.generator.weights.cache import Cache
 from protocol.weights.format import DATA, MANIFEST, read_manifest
-from tests.integration.protocol.weights_harness import RUN, proxy, server, size_of, write
+from tests.integration.protocol.weights_harness import RUN, proxy, same, server, size_of, write
 
-CHUNK = 64 * 1024
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(protocol.weights.files, "CHUNK_BYTES", CHUNK)
-
-
-@pytest.fixture
-def versions(tmp_path):
-    folder = tmp_path / "learner"
-    folder.mkdir()
-    return folder
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 @pytest.fixture
@@ -49,10 +36,6 @@ def caches(tmp_path):
 def relay(caches, tmp_path):
     with server(caches[0].folder, tmp_path, locate=caches[0].locate, passes_on=True) as address:
         yield address
-
-
-def same(found, source):
-    return found.with_name(DATA).read_bytes() == source.with_name(DATA).read_bytes()
 
 
 def fetched_by_both(caches, above, relay, learner, version=7):

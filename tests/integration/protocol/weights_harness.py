@@ -12,11 +12,13 @@ import numpy as np
 
 from protocol.security.http import scheme
 from protocol.weights.files import write_version
-from protocol.weights.format import read_manifest, version_folder
+from protocol.weights.format import DATA, read_manifest, version_folder
 from protocol.weights.server import WeightsServer, serving
 
 RUN = "r"
 ELSEWHERE = "another-host"
+CHUNK = 64 * 1024
+"""Bytes of a chunk with the fixture `small_chunks`."""
 
 
 def write(
@@ -49,6 +51,10 @@ def write(
 
 def size_of(manifest: Path) -> int:
     return read_manifest(manifest).nbytes
+
+
+def same(found: Path, source: Path) -> bool:
+    return found.with_name(DATA).read_bytes() == source.with_name(DATA).read_bytes()
 
 
 @contextlib.contextmanager
