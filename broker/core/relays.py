@@ -8,7 +8,7 @@ from broker.core.hosts import host_of
 from broker.core.peers import Peer
 from broker.core.state import BrokerState
 from protocol.messages.fields import MAX_SOURCES
-from protocol.messages.peers import WeightsReady
+from protocol.messages.peers import SourceComplaint, WeightsReady
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +100,11 @@ class RelayTree:
 REMIND_S = 5.0
 REST_S = 60.0
 """Time for which a relay that failed a host serves no further hosts. They would wait for it as long."""
+LIED_TO = 2
+"""Hosts to which a relay must have sent wrong bytes before nobody is sent there any more.
+
+One host alone may have the damage in its own memory or line, and would have every relay left out.
+"""
 
 
 class WeightsAnnouncer:
@@ -116,9 +121,11 @@ class WeightsAnnouncer:
         self._tree = RelayTree()
         self._owners: dict[str, str] = {}
         """Generators by the URL at which they serve versions."""
-        self._liars: set[str] = set()
-        """URLs of relays that sent wrong bytes, until their generator has gone."""
+        self._lied_to: dict[str, set[str]] = {}
+        """Hosts that got wrong bytes from a relay, by its URL, until its generator has gone."""
         self._rest_until: dict[str, float] = {}
+        self._said: dict[str, set[SourceComplaint]] = {}
+        """Complaints of each generator that were counted, by its name. One that stands counts once."""
 
     def published(self, now: float) -> None:
         """Announce the version that was published just now to all generators."""
@@ -145,8 +152,9 @@ class WeightsAnnouncer:
         there.pop(generator.name, None)
         if not there:
             self._members.pop(_host(generator), None)
+        self._said.pop(generator.name, None)
         self._owners.pop(generator.hello.weights_url, None)
-        self._liars.discard(generator.hello.weights_url)
+        self._lied_to.pop(generator.hello.weights_url, None)
         self._rest_until.pop(generator.hello.weights_url, None)
 
     def announce(self, generator: Peer) -> None:
@@ -170,24 +178,36 @@ class WeightsAnnouncer:
 
         The announcement may have been lost, or its sources have failed.
         """
-        for complaint in generator.heartbeat.complaints:
-            owner = self._owners.get(complaint.url)
-            if owner and complaint.lied and complaint.url not in self._liars:
-                self._liars.add(complaint.url)
-                log.warning(
-                    "%s has sent wrong weights to %s; nobody is sent to %s any more, so look at that host",
-                    owner,
-                    generator.name,
-                    complaint.url,
-                )
-            elif owner and not complaint.lied:
-                self._rest_until[complaint.url] = now + REST_S
+        # Who is complained of may not have joined yet, after a restart of the broker.
+        known = {each for each in generator.heartbeat.complaints if each.url in self._owners}
+        before = self._said.get(generator.name, set())
+        for complaint in known - before:
+            self._note_complaint(generator, complaint, now)
+        self._said[generator.name] = known | before.intersection(generator.heartbeat.complaints)
         newest = self._state.published
         if newest is None or generator.heartbeat.policy_version == newest.version:
             return
         if now - generator.reminded_at >= REMIND_S:
             generator.reminded_at = now
             self.announce(generator)
+
+    def _note_complaint(self, generator: Peer, complaint: SourceComplaint, now: float) -> None:
+        lied_to = self._lied_to.setdefault(complaint.url, set()) if complaint.lied else set()
+        if _host(generator) in lied_to:
+            # Another generator of the host, which fetches into the same memory.
+            return
+        self._rest_until[complaint.url] = now + REST_S
+        if not complaint.lied:
+            return
+        lied_to.add(_host(generator))
+        log.warning(
+            "%s has sent wrong weights to %s; %s, so look at both hosts",
+            self._owners[complaint.url],
+            generator.name,
+            f"it did so to {len(lied_to)} hosts, and nobody is sent to {complaint.url} any more"
+            if len(lied_to) >= LIED_TO
+            else f"that host is not sent to {complaint.url} any more",
+        )
 
     def _place(self, host: str) -> None:
         if not self._reads_in_place(host):
@@ -202,14 +222,14 @@ class WeightsAnnouncer:
     def _above(self, host: str) -> Iterator[str]:
         """Return the URLs of the relays above a host, nearest first."""
         urls = (self._url(above) for above in self._tree.ancestors(host)[: MAX_SOURCES - 1])
-        yield from (url for url in urls if url)
+        yield from (url for url in urls if url and host not in self._lied_to.get(url, ()))
 
     def _url(self, host: str) -> str:
         """Return the URL at which a host passes weights on, or ""."""
         urls = (
             peer.hello.weights_url for peer in self._members.get(host, {}).values() if peer.hello.passes_on
         )
-        return next((url for url in urls if url and url not in self._liars), "")
+        return next((url for url in urls if url and len(self._lied_to.get(url, ())) < LIED_TO), "")
 
     def _reads_in_place(self, host: str) -> bool:
         """Return whether a host seems to be the learner's, which has the files and fetches none."""

@@ -144,9 +144,9 @@ class SourceComplaint(Struct, frozen=True, array_like=True):
     url: Address
     """Written by the generator: one of WeightsReady.sources."""
     lied: bool = False
-    """Written by the generator: what came did not match its hash. The broker sends nobody there any more.
+    """Written by the generator: what came did not match its hash. The broker sends its host there no more.
 
-    A source that only failed serves no further hosts for a minute.
+    A source serves no further hosts for a minute after a complaint, and none at all once it has lied to two hosts.
     """
 
 

@@ -141,21 +141,84 @@ def test_a_peer_that_serves_whole_versions_only_is_no_relay():
     assert [fleet.sources(number) for number in range(3)] == [[LEARNER]] * 3
 
 
-def test_a_relay_that_lies_is_named_and_left_out_until_it_starts_again(caplog):
-    fleet = Fleet(4)
+def asked(fleet, about, count):
+    """Return who is sent to a relay."""
+    return [number for number in range(count) if fleet.url(about) in fleet.sources(number)]
+
+
+def test_a_relay_that_lies_to_two_hosts_is_left_out_until_it_starts_again(caplog):
+    fleet = Fleet(6)
     fleet.publish(1)
     fleet.complain(2, about=0, lied=True)
     assert f"{fleet.name(0)} has sent wrong weights to {fleet.name(2)}" in caplog.text
-    fleet.complain(2, about=0, lied=True)
-    assert caplog.text.count("wrong weights") == 1
+    fleet.complain(3, about=0, lied=True)
+    assert "to 2 hosts" in caplog.text
+    fleet.complain(3, about=0, lied=True)
+    assert caplog.text.count("wrong weights") == 2
+    fleet.now += 10 * REST_S
     fleet.publish(2)
-    assert not any(fleet.url(0) in fleet.sources(number) for number in range(4))
+    assert not asked(fleet, 0, 6)
     assert fleet.sources(3) == [fleet.url(1), LEARNER]
+    # As a new process it is trusted again, though those hosts go on to say what they have seen.
     fleet.say(fleet.name(0), Goodbye())
     fleet.join(0)
-    # It is trusted again, until somebody complains again.
-    fleet.complain(2, about=0, lied=True)
+    for number in (1, 4, 5):
+        fleet.say(fleet.name(number), Goodbye())
+    for number in (1, 4, 5, 6):
+        fleet.join(number)
+    for number in (2, 3):
+        fleet.complain(number, about=0, lied=True)
+    fleet.publish(3)
     assert caplog.text.count("wrong weights") == 2
+    assert asked(fleet, 0, 7) == [6]
+
+
+def test_a_broker_that_starts_again_hears_of_a_liar_that_joins_last(caplog):
+    fleet = Fleet(0)
+    for number in (1, 2):
+        fleet.join(number)
+        fleet.complain(number, about=0, lied=True)
+    assert not caplog.text
+    fleet.join(0)
+    for number in (1, 2):
+        fleet.complain(number, about=0, lied=True)
+    assert "to 2 hosts" in caplog.text
+
+
+def test_one_host_cannot_have_a_relay_left_out(caplog):
+    fleet = Fleet(7)
+    fleet.publish(1)
+    assert fleet.url(0) in fleet.sources(2)
+    fleet.complain(2, about=0, lied=True)
+    fleet.publish(2)
+    assert not asked(fleet, 0, 7), "the first complaint counts at once"
+    # It goes on to say so, and so does a second generator of that host.
+    fleet.join(7, host="h2")
+    for _ in range(5):
+        fleet.now += REST_S / 4
+        for number in (2, 7):
+            fleet.complain(number, about=0, lied=True)
+    fleet.now += REST_S
+    fleet.publish(3)
+    others = asked(fleet, 0, 7)
+    assert others
+    assert 2 not in others, "it is not sent there again"
+    assert caplog.text.count("wrong weights") == 1
+
+
+def test_a_complaint_that_stands_is_counted_once():
+    fleet = Fleet(6)
+    fleet.publish(1)
+    for _ in range(5):
+        fleet.complain(2, about=0, lied=False)
+        fleet.now += REST_S / 4
+    fleet.publish(2)
+    assert fleet.url(0) in fleet.sources(2)
+    # It is over, and the relay fails once more.
+    fleet.say(fleet.name(2), Heartbeat(policy_version=2))
+    fleet.complain(2, about=0, lied=False)
+    fleet.publish(3)
+    assert not asked(fleet, 0, 6)
 
 
 def test_a_relay_that_failed_is_a_leaf_for_a_while():
