@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from learner.budget import group_sizes
 from learner.errors import NothingToLearn, Stopped
@@ -86,6 +87,8 @@ class Curriculum:
     """Groups that were dealt since the last `selection_metrics`, and those of them with divided advantages."""
     _sizes: list[float] = field(default_factory=list)
     """Members of these groups, if they are shared out by task."""
+    _shares: NDArray[np.int64] | None = None
+    """Members of the next group of each task, [tasks], until further answers come; None: not shared out yet."""
 
     def __post_init__(self) -> None:
         if self.lineage < 0:
@@ -295,7 +298,7 @@ class Curriculum:
         """
         self.next_index, self._dealt = state["next_index"], state["dealt"]
         self._begun = _restored(state.get("begun", ()))
-        self.stats = self._stats_of(state.get("stats"))
+        self.stats, self._shares = self._stats_of(state.get("stats")), None
         self.entropy = state.get("entropy")
         self.outstanding.clear()
         return [
@@ -395,7 +398,9 @@ class Curriculum:
         self._damped = self._damped[0] + 1, self._damped[1] + (uses > 1)
         size = None
         if isinstance(budget, SharedBudget):
-            size = int(group_sizes(budget, stats, self.config.group_size)[task])
+            if self._shares is None:
+                self._shares = group_sizes(budget, stats, self.config.group_size)
+            size = int(self._shares[task])
             self._sizes.append(size)
         return Choice(task=task, size=size, uses=uses)
 
@@ -410,6 +415,7 @@ class Curriculum:
         ended = [t for t in members if t.group_id == group_id and t.status not in ("failed", "unfinished")]
         answers = [Answer(t.return_, t.correct) for t in ended if not (t.baseline or t.lane)]
         self.stats.add(task, names.group_index(group_id), answers)
+        self._shares = None
 
     def _group(
         self, index: int, min_version: int, members: Sequence[int], choice: Choice = PLAIN

@@ -5,9 +5,11 @@ import pytest
 from pydantic import ValidationError
 
 from learner.advantages import assign_advantages
+from learner.budget import group_sizes
 from learner.curriculum import Curriculum
 from learner.families.family import ChildTask
 from learner.selection import Answer, repeated_share, task_index
+from learner.settings.budget import UncertaintyBudget
 from learner.settings.learner import EvaluationConfig, LearnerConfig
 from learner.settings.rules import contradictions
 from learner.settings.selection import EpochsSelection
@@ -161,6 +163,31 @@ def test_a_group_counts_when_it_is_over_and_failed_episodes_do_not():
     it.note_ended(group, members)
     assert (it.stats.attempts[task], it.stats.right[task], it.stats.total[task]) == (2, 1, 1)
     assert it.selection_metrics()["selection/informative_share"] == 1.0
+
+
+def test_answers_are_shared_out_anew_only_when_further_ones_have_come(monkeypatch):
+    asked = []
+
+    def sizes(*arguments):
+        asked.append(arguments)
+        return group_sizes(*arguments)
+
+    monkeypatch.setattr("learner.curriculum.group_sizes", sizes)
+    it = curriculum(selection=EpochsSelection(tasks=6), budget=UncertaintyBudget())
+    assert it.refill(version=0, lockstep=False)
+    assert len(it.outstanding) > 1
+    assert len(asked) == 1, "for all groups that are dealt out at a time"
+    group = next(iter(it.outstanding))
+    it.note_ended(group, [trajectory(group, number, 1.0) for number in range(4)])
+    it.free(group)
+    it.refill(version=0, lockstep=False)
+    assert len(asked) == 2
+    again = curriculum(selection=EpochsSelection(tasks=6), budget=UncertaintyBudget())
+    again.refill(version=0, lockstep=False)
+    again.restore(it.state())
+    again.free(next(iter(again.outstanding)))
+    again.refill(version=0, lockstep=False)
+    assert len(asked) == 4, "the answers of a checkpoint are others"
 
 
 def test_advantages_are_divided_by_the_uses_that_the_name_says():
