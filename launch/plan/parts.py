@@ -116,7 +116,7 @@ class Setting:
     members: int = 1
     """Trajectories per group. The learner gets whole groups."""
     baselines: int = 0
-    """Members of a group that serve as baselines and are not trained."""
+    """Members of a group that are sampled and not trained: greedy ones, and those of a lane, right ones included."""
     batch_groups: int = 1
     max_policy_lag: int = 0
     """Lag bound in versions; in lockstep, the forced lag."""
@@ -150,7 +150,7 @@ class SimulatedEpisode:
     turns: list[SimulatedTurn]
     min_version: int = 0
     trained: bool = True
-    """False: the episode is a baseline for the other members of its group."""
+    """False: the episode is one of `Setting.baselines`."""
     actor: int = -1
     generator: int = -1
     turn: int = 0

@@ -7,6 +7,8 @@ import pytest
 
 from launch.cli import main
 from launch.plan.observations import LEAST_STEPS, WARM_UP_STEPS
+from launch.plan.simulation import setting_of
+from launch.run_file.load import check
 
 RECIPES = Path(__file__).parents[4] / "recipes"
 RATES = """
@@ -45,6 +47,17 @@ def files(tmp_path):
     rates.write_text(RATES)
     run.write_text(RUN + f'dir = "{tmp_path}"\n')
     return [str(run), "--rates", str(rates), "--steps", "10"]
+
+
+def test_what_is_sampled_beside_the_trained_members_of_a_group_is_planned():
+    def members(**learner):
+        sections = {"model": {"path": "m"}, "env": {"name": "calculator"}}
+        setting = setting_of(check({**sections, "learner": {"group_size": 4, **learner}}, "test"))
+        return setting.members, setting.baselines
+
+    assert members() == (4, 0)
+    assert members(algorithm={"advantage": {"kind": "greedy"}}) == (5, 1)
+    assert members(lane={"members": 2}, algorithm={"surrogate": {"kind": "clip"}}) == (6, 2)
 
 
 def test_supervised_training_has_nothing_to_plan(files, capsys):
