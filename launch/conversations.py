@@ -1,7 +1,9 @@
 """Makes tokens, with a mask of what is learnt, of an environment's solutions and of the files of `[learner.given]`."""
 
 import asyncio
+import hashlib
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -50,11 +52,27 @@ def given_of(config: RunConfig, model: str | Path) -> list[Conversation]:
         model: folder with the tokenizer and the chat template.
 
     Raises:
-        ConfigError: there is no conversation to learn from, or a row cannot be read; the text has file and line.
+        ConfigError: there is no conversation to learn from, or a row cannot be read; the text has file and line. Or the
+            file has changed since the run was started, so that a step would get other conversations.
     """
-    if config.learner.given is None:
+    given = config.learner.given
+    if given is None:
         return []
+    if given.content and hash_of_file(given.file) != given.content:
+        raise ConfigError(
+            f"{FIELD}: {given.file} has changed since the run was started, and what was trained so far had the former "
+            "one; put it back, or stop the run and go on with --resume --changed"
+        )
     return readable(config, renderer_of(config, model))[0]
+
+
+def hash_of_file(name: str) -> str:
+    """Return a hash of a file's content; "" if there is no such file, as for a data set of the hub."""
+    try:
+        with open(name, "rb") as file:
+            return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=8)).hexdigest()
+    except OSError:
+        return ""
 
 
 def readable(config: RunConfig, renderer: Renderer) -> tuple[list[Conversation], list[str]]:

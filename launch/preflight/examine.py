@@ -18,7 +18,7 @@ from actors.render import Renderer
 from envs.base import Split, SuiteFacts
 from envs.errors import EnvError
 from envs.registry import content_hash, make_suite
-from launch.conversations import readable, renderer_of
+from launch.conversations import hash_of_file, readable, renderer_of
 from launch.errors import ConfigError
 from launch.model import KNOWN_MODELS, SMALL_FILES, existing, is_gguf, kept_model, tiny_teacher
 from launch.preflight.environment import (
@@ -287,6 +287,9 @@ def examine(config: RunConfig) -> Examined:
     learner = with_own_formulas(
         fitting.learner, lambda own: own.model_copy(update={"content": hash_of(own.kind)})
     )
+    if learner.given is not None:
+        given = learner.given.model_copy(update={"content": hash_of_file(learner.given.file)})
+        learner = learner.model_copy(update={"given": given})
     env = fitting.env.model_copy(update={"content": content})
     fitting = fitting.model_copy(update={"env": env, "learner": learner})
     told = memory(config, size)

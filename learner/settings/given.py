@@ -14,6 +14,9 @@ class GivenConfig(Section):
     """File of conversations, with the endings that `env.name = "rows"` reads. Each row has `messages`, which end with
     an answer; or a `prompt` and an `answer`; or tokens, as `offbeat journal export` writes them. Absent: the solutions
     that the environment knows."""
+    content: str = ""
+    """Hash of the file. Offbeat fills it in when a run starts, so that no learner goes on with a file that has changed
+    since."""
     tasks: int = Field(2000, ge=1)
     """Training tasks whose solutions are taken, without a file. At least 1."""
     share: float = Field(1.0, gt=0, le=1)

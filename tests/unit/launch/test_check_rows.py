@@ -8,10 +8,12 @@ import pytest
 from envs.base import HasFacts
 from envs.registry import make_suite
 from launch.cli import main
+from launch.conversations import given_of
 from launch.errors import ConfigError
 from launch.model import _tiny_folder, make_tokenizer, save_tokenizer
 from launch.preflight.examine import examine
 from launch.run_file.load import load
+from launch.run_folder import CONFIG, save_config, what_changed
 
 RUN_FILE = """
 [model]
@@ -121,6 +123,25 @@ def test_evaluations_have_no_more_tasks_than_there_are_heldout_rows(job, capsys)
     tried = examine(load(job, ["learner.evaluation_tasks=256"]))
     assert tried.config.learner.evaluation_tasks == suite
     assert examine(load(job, ["env.params.heldout=0.0"])).config.learner.evaluation_tasks == 0
+
+
+def test_a_file_of_given_conversations_that_has_changed_is_refused(job, tmp_path):
+    talks = job.parent / "talks.jsonl"
+    talks.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    began = examine(load(job, ["learner.given.file=talks.jsonl"])).config
+    assert began.learner.given.content
+    assert len(given_of(began, began.model.path)) == 1
+    save_config(began, tmp_path / CONFIG)
+    assert what_changed(began, tmp_path, accepted=False) == []
+    talks.write_text('{"prompt": "1 + 1 =", "answer": "3"}\n')
+    # A learner that is started again, and `offbeat retrain`.
+    with pytest.raises(ConfigError, match=r"talks\.jsonl has changed since the run was started"):
+        given_of(began, began.model.path)
+    anew = examine(load(job, ["learner.given.file=talks.jsonl"])).config
+    with pytest.raises(ConfigError, match=r"^--resume: the file of learner\.given has changed when"):
+        what_changed(anew, tmp_path, accepted=False)
+    assert what_changed(anew, tmp_path, accepted=True)
+    assert len(given_of(anew, anew.model.path)) == 1
 
 
 def test_a_missing_file_column_or_function_is_one_line(job, capsys):
