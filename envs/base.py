@@ -257,6 +257,8 @@ class SuiteFacts:
     actor puts behind the first prompt would be missing in the next."""
     fixed_ports: tuple[int, ...] = ()
     """Ports that every process with this suite listens on, so that a host has room for one of them only."""
+    train_tasks: int | None = None
+    """Number of training tasks; greater numbers are these tasks again. None: they have no known end."""
 
 
 @runtime_checkable

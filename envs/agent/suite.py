@@ -307,6 +307,7 @@ class AgentSuite:
         """Return the number of held-out rows, and the port of the endpoint. An agent writes its prompts itself."""
         return SuiteFacts(
             heldout_tasks=len(self._rows["heldout"]),
+            train_tasks=len(self._rows["train"]),
             hints=False,
             own_prompts=True,
             fixed_ports=(self._port,) if self._port else (),

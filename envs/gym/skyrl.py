@@ -91,8 +91,11 @@ class SkyrlGymSuite:
         return self._rows.demonstration(index, split)
 
     def facts(self) -> SuiteFacts:
-        """Return the number of held-out rows, and the name of the reward."""
-        return SuiteFacts(heldout_tasks=self._rows.facts().heldout_tasks, reward_names=("reward",))
+        """Return the numbers of rows, and the name of the reward."""
+        rows = self._rows.facts()
+        return SuiteFacts(
+            heldout_tasks=rows.heldout_tasks, reward_names=("reward",), train_tasks=rows.train_tasks
+        )
 
     async def close(self) -> None:
         await self._rows.close()

@@ -197,8 +197,12 @@ class TextWorldSuite:
                 game.close()
 
     def facts(self) -> SuiteFacts:
-        """Return the number of held-out games, and the name of the reward."""
-        return SuiteFacts(heldout_tasks=len(self._games["heldout"]), reward_names=("reward",))
+        """Return the numbers of games, and the name of the reward."""
+        return SuiteFacts(
+            heldout_tasks=len(self._games["heldout"]),
+            reward_names=("reward",),
+            train_tasks=len(self._games["train"]),
+        )
 
     async def close(self) -> None:
         return None

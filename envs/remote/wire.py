@@ -162,6 +162,7 @@ def facts_of(body: Mapping[str, Any]) -> SuiteFacts:
         mark_names=None if marks is None else tuple(marks),
         hints=body.get("hints"),
         own_prompts=bool(body.get("own_prompts", False)),
+        train_tasks=body.get("train_tasks"),
     )
 
 

@@ -272,6 +272,7 @@ class RowsSuite:
             tuple(self._remarks),
             mark_names=(),
             hints=bool(self._hint),
+            train_tasks=len(self._rows["train"]),
         )
 
     def _longest(self, split: Split) -> tuple[Split, int, str]:

@@ -23,6 +23,7 @@ from learner.rewards import needed_marks, needed_rewards
 from learner.selection import repeated_share, task_index
 from learner.settings.families import HintFamily, JudgeFamily, RetryFamily, quoted_answers
 from learner.settings.learner import RESCUE_RULES, LearnerConfig
+from learner.settings.selection import TaskList
 
 _QUESTION: ChatMessage = {"role": "user", "content": "Question"}
 
@@ -357,6 +358,23 @@ def fitted(config: RunConfig, facts: SuiteFacts) -> tuple[RunConfig, list[str]]:
     learner = config.learner.model_copy(update={"evaluation_tasks": there})
     remark = f"learner.evaluation_tasks is {wanted}, but there are {there} held-out tasks: evaluations have {there}"
     return config.model_copy(update={"learner": learner}), [remark]
+
+
+def part_of_the_tasks(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:
+    """Yield a remark on a list of tasks that is not all training tasks, each once."""
+    selection, there = config.learner.selection, facts.train_tasks
+    samples = config.learner.steps and config.learner.units_per_batch
+    if not samples or not isinstance(selection, TaskList) or there is None or selection.tasks == there:
+        return
+    rest = (
+        "the others are never dealt out"
+        if selection.tasks < there
+        else f"the numbers from {there} on are some of them again, whose answers are counted apart"
+    )
+    yield (
+        f"learner.selection.tasks is {selection.tasks}, but there are {there} training tasks: {rest}; set it to "
+        f"{there} to have each once"
+    )
 
 
 def sets_without_tasks(config: RunConfig, facts: SuiteFacts) -> Iterator[str]:

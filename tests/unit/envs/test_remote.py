@@ -82,6 +82,7 @@ def test_every_field_of_a_result_and_of_facts_comes_over():
         remarks=("b",),
         hints=True,
         own_prompts=True,
+        train_tasks=4,
     )
     assert facts_of(sent(facts_body(facts))) == facts
 

@@ -125,6 +125,23 @@ def test_evaluations_have_no_more_tasks_than_there_are_heldout_rows(job, capsys)
     assert examine(load(job, ["env.params.heldout=0.0"])).config.learner.evaluation_tasks == 0
 
 
+def test_a_list_of_tasks_that_is_not_the_data_set_is_told(job, capsys):
+    kept = make_suite(load(job).env.name, load(job).env.params).facts().train_tasks
+    near = ["learner.selection.kind=near"]
+    code, text = said(job, capsys, *near)
+    assert code == 0
+    assert (
+        f"learner.selection.tasks is 128, but there are {kept} training tasks: the numbers from {kept} on"
+        in text
+    )
+    assert (
+        f"learner.selection.tasks is 20, but there are {kept} training tasks: the others are never dealt out"
+        in said(job, capsys, *near, "learner.selection.tasks=20")[1]
+    )
+    for fits in ([*near, f"learner.selection.tasks={kept}"], []):
+        assert "learner.selection" not in said(job, capsys, *fits)[1]
+
+
 def test_a_file_of_given_conversations_that_has_changed_is_refused(job, tmp_path):
     talks = job.parent / "talks.jsonl"
     talks.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
