@@ -67,6 +67,10 @@ def retry_s(retry_after: str, luck: float) -> float:
     return min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, said)) * (0.5 + luck)
 
 
+class _GivenUp(SourceFailed):
+    """A connection ends because another one to the same source has failed, which says why."""
+
+
 class Source:
     """Client of one base URL. It keeps its connection, so each thread needs its own.
 
@@ -204,7 +208,7 @@ class Source:
             if self._cancelled.wait(retry_s(retry_after, random.random())):
                 raise Cancelled
             if given_up():
-                raise SourceFailed("is busy, and another connection to it has failed")
+                raise _GivenUp("is busy, and another connection to it has failed")
 
     @contextmanager
     def _request_once(self, path: str, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
@@ -252,7 +256,7 @@ class Source:
             if self._cancelled.is_set():
                 raise Cancelled
             if given_up():
-                raise SourceFailed("was given up by another connection")
+                raise _GivenUp("was given up by another connection")
             if time.monotonic() > deadline:
                 raise SourceFailed(f"is slower than {SLOWEST_BYTES_PER_S} bytes/s")
             got = body.readinto(view[done:])
@@ -563,7 +567,9 @@ def _transfer(
         raise Cancelled
     if slow and len(arrived) < len(wanted):
         raise _TooSlow(slow)
-    for error in sorted(errors, key=lambda error: not isinstance(error, WrongBytes)):
+    # A fault of this host would be met with the next source, too; and the others may only have been given up.
+    ranks = (_GivenUp, 3), (WrongBytes, 1), (SourceFailed, 2)
+    for error in sorted(errors, key=lambda e: next((rank for kind, rank in ranks if isinstance(e, kind)), 0)):
         raise error
 
 

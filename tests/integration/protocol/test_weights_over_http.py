@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import http.client
+import itertools
 import multiprocessing
 import os
 import random
@@ -384,6 +385,27 @@ def test_without_room_nothing_is_left(versions, url, cache, monkeypatch, found):
     with pytest.raises(WeightsError, match=r"no room for .* bytes; give the host more shared memory"):
         cache.obtain(1, 7, [url])
     assert not list(cache.folder.glob("*.partial"))
+
+
+def test_no_room_is_said_though_another_connection_has_failed_first(versions, url, tmp_path, monkeypatch):
+    manifest = read_manifest(write(versions, 7))
+    fetching = actors.generator.weights.fetch
+    monkeypatch.setattr(fetching, "STALL_S", 0.3)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with proxy(url, silent=True) as silent:
+        made = itertools.count()
+
+        def connect():
+            # The first connection of each try hears nothing.
+            at = silent.url if next(made) % fetching.CONNECTIONS == 0 else url
+            return fetching.Source(at, Access(), threading.Event())
+
+        monkeypatch.setattr(os, "pwrite", full)
+        with pytest.raises(WeightsError, match="no room for"):
+            fetching.fetch(connect, manifest, tmp_path / "data", threading.Event())
 
 
 def test_a_stage_fetches_from_elsewhere_and_links(versions, url, cache, tmp_path, monkeypatch):
