@@ -5,7 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from learner.budget import group_sizes, shared_out, t_quantile, uncertainty_gains, utility, value_gains
+from learner.budget import (
+    group_sizes,
+    shared_out,
+    t_quantile,
+    t_quantiles,
+    uncertainty_gains,
+    utility,
+    value_gains,
+)
 from learner.errors import FormulaError
 from learner.selection import Answer, TaskStats
 from learner.settings.budget import UncertaintyBudget, ValueBudget
@@ -44,6 +52,19 @@ def test_the_half_widths_are_those_of_the_card():
     # Two members and the two answers of the prior.
     found = uncertainty_gains(config, np.array([0.5]), np.zeros(1), np.array([2]), spent=0.0)
     assert found[0, 0] == pytest.approx(0.1748, abs=1e-4)
+
+
+def test_many_answers_to_a_task_take_no_longer():
+    """With a long half-life they are never forgotten. Each quantile took as long as it has degrees of freedom."""
+    exact = [t_quantile(0.975, df) for df in (1, 199, 200, 201, 300, 1000)]
+    found = t_quantiles(0.975, 1_000_000)
+    assert found[[0, 198, 199, 200, 299, 999]] == pytest.approx(exact, abs=1e-8)
+    assert found[-1] == pytest.approx(1.959966, abs=1e-6)
+    assert (np.diff(found) < 0).all()
+    stats = TaskStats(tasks=2, half_life=1e9)
+    stats.attempts[:] = 1_000_000, 10
+    stats.right[:] = 500_000, 5
+    assert group_sizes(UncertaintyBudget(), stats, 8).tolist() == [2, 14]
 
 
 def test_the_bonus_has_the_root():
