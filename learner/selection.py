@@ -71,6 +71,10 @@ class Answer(NamedTuple):
         return is_right(self.return_, self.correct)
 
 
+LARGEST = 1e100
+"""Largest size of a return that is told from larger ones."""
+
+
 class TaskStats:
     """What the answers to each task of a list show, [tasks] each. A group counts when it is trained or dropped.
 
@@ -131,7 +135,8 @@ class TaskStats:
         """
         if not answers or task >= self.tasks:
             return
-        returns = np.array([answer.return_ for answer in answers])
+        # An environment may send any finite number, and a choice by what overflows would end the learner.
+        returns = np.clip([answer.return_ for answer in answers], -LARGEST, LARGEST)
         rights, fade = sum(answer.right for answer in answers), self._decay ** len(answers)
         columns = (self.attempts, self.right, self.total, self.squares)
         news = (len(answers), rights, returns.sum(), (returns**2).sum())
@@ -259,8 +264,9 @@ def near_weights(rates: Float64s, free: Mask, target: float, temperature: float)
         >>> near_weights(np.array([0.0, 0.25, 0.5, 0.75, 1.0]), np.ones(5, bool), 0.5, 1e-3).tolist()[2]
         1.0
     """
-    logits = np.where(free, -np.abs(rates - target) / temperature, -np.inf)
-    weights: Float64s = np.exp(logits - logits.max())
+    distance = np.where(free, np.abs(rates - target), np.inf)
+    with np.errstate(over="ignore"):
+        weights: Float64s = np.exp(-(distance - distance.min()) / temperature)
     weights /= weights.sum()
     return weights
 

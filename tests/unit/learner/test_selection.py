@@ -1,6 +1,9 @@
 """A list of tasks is dealt again and again, each epoch in an order of its own."""
 
+import json
+
 import msgspec
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -8,11 +11,11 @@ from learner.advantages import assign_advantages
 from learner.budget import group_sizes
 from learner.curriculum import Curriculum
 from learner.families.family import ChildTask
-from learner.selection import Answer, repeated_share, task_index
+from learner.selection import Answer, TaskStats, choose, near_weights, repeated_share, task_index
 from learner.settings.budget import UncertaintyBudget
 from learner.settings.learner import EvaluationConfig, LearnerConfig
 from learner.settings.rules import contradictions
-from learner.settings.selection import EpochsSelection
+from learner.settings.selection import EpochsSelection, ValueSelection
 from protocol.names import choice_of
 from tests.trajectories import make_trajectory
 
@@ -163,6 +166,25 @@ def test_a_group_counts_when_it_is_over_and_failed_episodes_do_not():
     it.note_ended(group, members)
     assert (it.stats.attempts[task], it.stats.right[task], it.stats.total[task]) == (2, 1, 1)
     assert it.selection_metrics()["selection/informative_share"] == 1.0
+
+
+@pytest.mark.parametrize("reward", [1e200, 1.7e308])
+def test_a_choice_survives_rewards_of_any_size(reward):
+    stats = TaskStats(tasks=3)
+    for task in range(3):
+        stats.deal(task)
+        stats.add(task, task, [Answer(reward), Answer(-reward)])
+    config = ValueSelection(tasks=3, explore=0.0)
+    again = TaskStats.restored(3, 16.0, json.loads(json.dumps(stats.state())))
+    for each in (stats, again):
+        rng = np.random.default_rng(0)
+        assert {choose(config, each, rng) for _ in range(40)} == {0, 1, 2}
+
+
+def test_the_nearest_task_is_taken_at_any_temperature():
+    free = np.array([True, True, False])
+    weights = near_weights(np.array([0.1, 0.3, 0.5]), free, target=0.5, temperature=5e-324)
+    assert weights.tolist() == [0.0, 1.0, 0.0]
 
 
 def test_answers_are_shared_out_anew_only_when_further_ones_have_come(monkeypatch):
