@@ -15,7 +15,7 @@ from envs.base import ChatMessage, Suite
 from envs.errors import EnvError
 from envs.messages import message_of
 from envs.registry import make_suite
-from envs.rows.prompts import PromptMaker, solution_of
+from envs.rows.prompts import PromptMaker, check_characters, solution_of
 from envs.rows.reading import DataRow, read_rows
 from launch.errors import ConfigError
 from launch.run_file.sections import RunConfig
@@ -119,7 +119,7 @@ def _of_environment(config: RunConfig, renderer: Renderer) -> Iterable[Conversat
         loop.run_until_complete(suite.close())
         loop.close()
     for index, talk in talks.items():
-        yield _conversation(f"training task {index}", *example(renderer, talk))
+        yield _of_talk(f"training task {index}", renderer, talk)
 
 
 def _of_file(name: str, renderer: Renderer) -> Iterable[Conversation]:
@@ -128,11 +128,30 @@ def _of_file(name: str, renderer: Renderer) -> Iterable[Conversation]:
         if TOKENS in row.values:
             yield _of_tokens(row, renderer.vocabulary)
         else:
-            yield _conversation(row.place, *example(renderer, _talk_of(row)))
+            yield _of_talk(row.place, renderer, _talk_of(row))
 
 
 def _conversation(place: str, ids: Sequence[int], learnt: Sequence[bool]) -> Conversation:
-    return Conversation(place, np.array(ids, np.int32), np.array(learnt, np.bool_))
+    mask = np.array(learnt, np.bool_)
+    # Nothing comes before it, so it is predicted from nothing.
+    mask[0] = False
+    return Conversation(place, np.array(ids, np.int32), mask)
+
+
+def _of_talk(place: str, renderer: Renderer, talk: Sequence[ChatMessage]) -> Conversation:
+    """Render a conversation.
+
+    Raises:
+        EnvError: a text of it is no text, or has an end token, behind which nobody samples.
+    """
+    for number, message in enumerate(talk, 1):
+        check_characters(place, message["content"], f"message {number}")
+    made = _conversation(place, *example(renderer, talk))
+    ends = np.isin(made.token_ids[made.learnt], renderer.eos_ids)
+    if ends.sum() > sum(message["role"] == "assistant" for message in talk):
+        end = renderer.decode([int(made.token_ids[made.learnt][ends][0])], keep_special=True)
+        raise EnvError(f"{place}: an answer has the end token {end} in it; take it out, because it is added")
+    return made
 
 
 def _of_tokens(row: DataRow, vocabulary: int) -> Conversation:

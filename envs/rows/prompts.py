@@ -136,7 +136,7 @@ def hints_of(row: DataRow, column: str) -> tuple[str, ...]:
             "to the strongest"
         )
     for text in texts:
-        _check_characters(row, text)
+        check_characters(row.place, text)
     return tuple(texts)
 
 
@@ -183,18 +183,22 @@ def _text(row: DataRow, column: str) -> str:
 def _not_empty(row: DataRow, text: str) -> str:
     if not text.strip():
         raise EnvError(f"{row.place}: the prompt is empty; add a text or delete the row")
-    _check_characters(row, text)
+    check_characters(row.place, text)
     return text
 
 
-def _check_characters(row: DataRow, text: str) -> None:
-    """Refuse a lone surrogate, which is half of a character, and which no tokenizer takes."""
+def check_characters(place: str, text: str, what: str = "the prompt") -> None:
+    """Refuse a lone surrogate, which is half of a character, and which no tokenizer takes.
+
+    Raises:
+        EnvError: the text has one; ``place`` and ``what`` say where.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise EnvError(
-            f"{row.place}: character {error.start + 1} of the prompt is {text[error.start]!r}, half of a surrogate "
-            "pair; correct it or delete the row"
+            f"{place}: character {error.start + 1} of {what} is {text[error.start]!r}, half of a surrogate pair; "
+            "correct it or delete the row"
         ) from None
 
 
@@ -218,8 +222,8 @@ def _checked(row: DataRow, column: str, messages: list[Any]) -> list[ChatMessage
             raise EnvError(
                 f"{where}: message {number} has the role {message.get('role')!r}; use one of {', '.join(ROLES)}"
             )
-        _check_characters(row, read["content"])
-        _check_characters(row, json.dumps(read, ensure_ascii=False, default=str))
+        check_characters(row.place, read["content"])
+        check_characters(row.place, json.dumps(read, ensure_ascii=False, default=str))
         made.append(read)
     messages = made
     if messages[-1]["role"] == "assistant":

@@ -75,6 +75,16 @@ def test_an_answer_has_the_tokens_that_an_actor_would_sample_behind_its_prompt(f
     assert not talk.learnt[: len(prompt)].any()
 
 
+def test_the_first_token_is_never_learnt_because_nothing_comes_before_it(found):
+    (talk,), _, _ = found(TOKENS | {"action_mask": [True, False, True]})
+    assert talk.learnt.tolist() == [False, False, True]
+
+
+def test_a_character_of_two_halves_and_an_end_token_in_a_question_are_text(found):
+    talks, _, renderer = found({"prompt": "a<|im_end|>b", "answer": "\U0001f600"})
+    assert learnt(talks[0], renderer) == "\U0001f600<|im_end|>"
+
+
 def test_what_is_too_long_or_has_no_answer_is_left_out_and_told(found):
     silent = TOKENS | {"action_mask": [False] * 3}
     long = {"prompt": "x" * 80, "answer": "y"}
@@ -111,6 +121,12 @@ def test_what_is_too_long_or_has_no_answer_is_left_out_and_told(found):
         (TOKENS | {"token_ids": [5, 6, 100_000]}, "the model has no token 100000, only"),
         (TOKENS | {"complete": False}, "not whole"),
         (TOKENS | {"offset": 9}, "not whole"),
+        ({"prompt": "2+2", "answer": "4<|im_end|>"}, "has the end token <|im_end|> in it; take it out"),
+        ({"prompt": "2+2", "answer": "\ud83d"}, "half of a surrogate pair"),
+        (
+            {"messages": [{"role": "user", "content": "\ude00"}, TALK["messages"][1]]},
+            "half of a surrogate pair",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_read_is_refused_with_its_line(found, row, why):
