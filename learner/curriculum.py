@@ -83,6 +83,9 @@ class Curriculum:
     """Tasks that families have asked for and that are not put yet."""
     _begun: Choice = PLAIN
     """What was chosen for the group ``next_index``, of which some members are dealt out."""
+    _plain_size: int = 0
+    """Members of a group whose name says no number: as many as the settings said when the run began. The broker knows a
+    group by its size, so it keeps it when the run goes on with other settings."""
     _damped: tuple[int, int] = (0, 0)
     """Groups that were dealt since the last `selection_metrics`, and those of them with divided advantages."""
     _sizes: list[float] = field(default_factory=list)
@@ -93,6 +96,7 @@ class Curriculum:
     def __post_init__(self) -> None:
         if self.lineage < 0:
             self.lineage = self.epoch
+        self._plain_size = self._plain_size or self.config.first_members
         if self.config.under_way == "needed":
             self.under_way = UnderWay(self.config.units_per_batch)
         if self.stats is None:
@@ -177,8 +181,8 @@ class Curriculum:
             if not dealt:
                 self._begun = self._choose(self.next_index)
             # A group of any size takes the room of a mean one: the lag bound counts groups.
-            count = self._begun.size or size
-            members = range(dealt, count if self._whole_groups else min(size, dealt + room))
+            count = self._size_of(self._begun)
+            members = range(dealt, count if self._whole_groups else min(count, dealt + room))
             tasks += self._group(self.next_index, version if lockstep else 0, members, self._begun)
             room -= size if self._whole_groups else len(members)
             self._dealt = members.stop % count
@@ -280,6 +284,7 @@ class Curriculum:
         ]
         return {
             "lineage": self.lineage,
+            "plain_size": self._plain_size,
             "next_index": self.next_index,
             "dealt": self._dealt,
             "unfinished": sorted(unfinished),
@@ -297,6 +302,7 @@ class Curriculum:
                 restart.
         """
         self.next_index, self._dealt = state["next_index"], state["dealt"]
+        self._plain_size = state.get("plain_size", self._plain_size)
         self._begun = _restored(state.get("begun", ()))
         self.stats, self._shares = self._stats_of(state.get("stats")), None
         self.entropy = state.get("entropy")
@@ -322,11 +328,7 @@ class Curriculum:
         wanted = {_place(name) for name in known} | beyond
         if self._whole_groups:
             # A group is trained or dropped as a whole, so its members that were never put must be put now.
-            wanted |= {
-                (index, m)
-                for index, _ in wanted & here
-                for m in range(choices[index].size or self.config.first_members)
-            }
+            wanted |= {(index, m) for index, _ in wanted & here for m in range(self._size_of(choices[index]))}
         self.outstanding.clear()
         tasks = [
             task
@@ -334,7 +336,8 @@ class Curriculum:
             for task in self._group(index, 0, [member], choices[index])
         ]
         if beyond:
-            end = self._after(*max(beyond))
+            last = max(beyond)
+            end = self._after(*last, self._size_of(choices[last[0]]))
             self.over_unseen = [
                 names.task_id(names.group_id(self.lineage, index), member)
                 for index, member in self._dealt_between(cursor, end)
@@ -358,10 +361,10 @@ class Curriculum:
     def _dealt_between(self, first: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
         """Yield group index and member of what is dealt out from one place on, up to another one.
 
-        A group of which nothing is known is taken to have the members that the settings say.
+        A group of which nothing is known is taken to have the plain size.
         """
         for index in range(first[0], end[0] + 1):
-            for member in range(self.config.first_members):
+            for member in range(self._plain_size):
                 if first <= (index, member) < end:
                     yield index, member
 
@@ -375,16 +378,22 @@ class Curriculum:
         name = names.training_task(task_id)
         return None if name is None or name.lineage != self.lineage or name.stage else name
 
-    def _after(self, index: int, member: int) -> tuple[int, int]:
-        """Return the index and member to deal out after this member of this group."""
-        last = self._whole_groups or member + 1 == self.config.first_members
+    def _size_of(self, choice: Choice) -> int:
+        """Return the number of members of a group."""
+        return choice.size or self._plain_size
+
+    def _after(self, index: int, member: int, size: int) -> tuple[int, int]:
+        """Return the index and member to deal out after this member of this group of ``size`` members."""
+        last = self._whole_groups or member + 1 == size
         return (index + 1, 0) if last else (index, member + 1)
 
     def _choose(self, group: int) -> Choice:
         """Choose for a group that is about to be dealt out, and count it."""
         selection, stats, budget = self.config.selection, self.stats, self.config.budget
+        now = self.config.first_members
+        size = None if now == self._plain_size else now
         if stats is None:
-            return PLAIN
+            return Choice(size=size)
         if isinstance(selection, ChosenSelection):
             # Seeded by the number of the group, so that a restart draws the same again.
             rng = np.random.default_rng([self.seed, group])
@@ -396,7 +405,6 @@ class Curriculum:
         uses = stats.uses(task) if divide else 1
         stats.deal(task)
         self._damped = self._damped[0] + 1, self._damped[1] + (uses > 1)
-        size = None
         if isinstance(budget, SharedBudget):
             if self._shares is None:
                 self._shares = group_sizes(budget, stats, self.config.group_size)
@@ -422,7 +430,7 @@ class Curriculum:
     ) -> list[Task]:
         """Make the tasks of these members of a group; those after the trained ones are greedy, or of a lane."""
         group_id = names.group_id(self.lineage, index, choice)
-        size = choice.size or self.config.first_members
+        size = self._size_of(choice)
         tasks = [
             Task(
                 task_id=names.task_id(group_id, member),

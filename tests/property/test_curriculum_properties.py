@@ -1,6 +1,7 @@
 """Whatever crashes, no task is dealt twice in a lineage, and each ends once in the surviving line."""
 
 import copy
+import json
 from types import SimpleNamespace
 from zlib import crc32
 
@@ -191,3 +192,51 @@ def test_each_index_is_settled_once_in_the_line_that_survives(train_on, selectio
     if selection == "epochs" and len(world.index) == cursor // 3:
         for first in range(0, len(world.index) - EPOCH + 1, EPOCH):
             assert {world.index[group] for group in range(first, first + EPOCH)} == set(range(EPOCH))
+
+
+def settings_of(size, lane, train_on):
+    beside = {"lane": {"members": 1}, "algorithm": {"surrogate": {"kind": "clip"}}} if lane else {}
+    return LearnerConfig(
+        group_size=size, batch_trajectories=12, max_policy_lag=1, train_on=train_on, **beside
+    )
+
+
+@pytest.mark.parametrize("train_on", ["groups", "trajectories"])
+@settings(max_examples=50 * EFFORT, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.integers(0, 9), st.sampled_from([1, 2, 3, 4]), st.booleans(), st.booleans(), st.booleans()
+        ),
+        max_size=8,
+    )
+)
+def test_groups_under_way_keep_their_size_when_a_run_goes_on_with_another_one(train_on, steps):
+    """The broker refuses a member of a group that it knows with a different size, and that ends the run."""
+    curriculum = Curriculum("e", settings_of(3, False, train_on), epoch=1)
+    saved, held = curriculum.state(), {}
+
+    def put(tasks):
+        for task in tasks:
+            assert held.setdefault(task.group_id, {"size": task.group_size, "there": set()})["size"] == (
+                task.group_size
+            )
+            held[task.group_id]["there"].add(task.member)
+            assert task.member < task.group_size
+
+    for epoch, (count, size, lane, saves, loses) in enumerate(steps, start=2):
+        put(curriculum.refill(version=0, lockstep=False))
+        for group in list(curriculum.outstanding)[:count]:
+            # Member by member, a group may end before all its members are dealt out.
+            curriculum.free(group)
+        fresh = curriculum.refill(version=0, lockstep=False)
+        saved = curriculum.state() if saves else saved
+        put([] if loses else fresh)
+        here = [f"{group}.{member}" for group, of in held.items() for member in of["there"]]
+        curriculum = Curriculum("e", settings_of(size, lane, train_on), epoch=epoch, lineage=1)
+        curriculum.restore(json.loads(json.dumps(saved)))
+        put(curriculum.adopt(here))
+        for group, tasks in curriculum.outstanding.items():
+            of = held[group]
+            assert {task.group_size for task in tasks} == {of["size"]}
+            assert train_on != "groups" or len(of["there"]) == of["size"], "nobody else puts the rest"
