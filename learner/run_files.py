@@ -184,8 +184,10 @@ def find_start(run_dir: Path, *, resume: bool, lockstep: bool) -> Start:
 
 MODELS = "models"
 """Folder of these models in the run folder."""
-_STEP, _BEST = "step-", "best-step-"
-_OURS = re.compile(rf"({_STEP}|{_BEST})(\d+)({re.escape(PARTIAL)})?")
+BEST = "best-step-"
+"""How the name of the best model's folder begins."""
+_STEP = "step-"
+_OURS = re.compile(rf"({_STEP}|{BEST})(\d+)({re.escape(PARTIAL)})?")
 
 
 def step_model(run_dir: Path, step: int) -> Path:
@@ -195,7 +197,7 @@ def step_model(run_dir: Path, step: int) -> Path:
 
 def best_model(run_dir: Path, step: int) -> Path:
     """Return the folder of the model that was written at a step because its evaluation was the best so far."""
-    return run_dir / MODELS / f"{_BEST}{step:06d}"
+    return run_dir / MODELS / f"{BEST}{step:06d}"
 
 
 def write_model(folder: Path, save: Callable[[Path], None]) -> None:
@@ -267,5 +269,5 @@ def remove_others(run_dir: Path, *, best: int | None, newest: int) -> None:
             # Someone else put it there.
             continue
         kind, step, partial = found.groups()
-        if partial or (int(step) != best if kind == _BEST else int(step) > newest):
+        if partial or (int(step) != best if kind == BEST else int(step) > newest):
             shutil.rmtree(path, ignore_errors=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from launch.errors import ConfigError
 from launch.model_card import CARD, exported, read_summary
-from learner.run_files import ADAPTER_FOLDER, best_model, step_model
+from learner.run_files import ADAPTER_FOLDER, BEST, best_model, step_model
 
 SHOWN_CHARS = 300
 
@@ -80,15 +80,20 @@ def model_folder(run: Path, *, best: bool, step: int | None, adapter: bool) -> P
     if step is not None:
         folder = step_model(run, step)
     elif best:
-        found = (read_summary(run) or {}).get("best")
-        if found is None:
+        summary, kept = read_summary(run), [path for path in there if path.name.startswith(BEST)]
+        found = (summary or {}).get("best")
+        if found is not None:
+            folder = best_model(run, found["step"])
+            # The last model is the best one, or a step's model was not kept.
+            if folder not in there and Path(found["model"] or "").name == "model":
+                folder = run / "model"
+        elif summary is None and kept:
+            # The run goes on, and a newer one is kept because it is better.
+            folder = kept[-1]
+        else:
             raise ConfigError(
                 f"{run} has no best model: it has not ended, or had no evaluation behind its first step"
             )
-        folder = best_model(run, found["step"])
-        # The last model is the best one, or a step's model was not kept.
-        if folder not in there and Path(found["model"] or "").name == "model":
-            folder = run / "model"
     else:
         folder = run / "model"
     if folder not in there:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -176,12 +177,21 @@ def test_what_cannot_be_uploaded_is_refused_before_the_network(run, repo, change
         upload(run, repo, **change)
 
 
+def test_the_best_model_of_a_run_that_goes_on_is_the_newest_that_was_kept(run):
+    (run / "summary.json").unlink()
+    # Until a checkpoint knows of the newest one, the one before stays, too.
+    shutil.copytree(run / "models" / "best-step-000030", run / "models" / "best-step-000010")
+    found = model_folder(run, best=True, step=None, adapter=False)
+    assert found == run / "models" / "best-step-000030"
+
+
 def test_a_run_without_adapters_or_without_an_end_says_so(run):
     (run / "model" / "adapter" / "adapter_config.json").unlink()
     (run / "model" / "adapter").rmdir()
     with pytest.raises(ConfigError, match="has no adapters: the run trained all weights"):
         model_folder(run, best=False, step=None, adapter=True)
     (run / "summary.json").unlink()
+    shutil.rmtree(run / "models" / "best-step-000030")
     with pytest.raises(ConfigError, match="has no best model: it has not ended"):
         model_folder(run, best=True, step=None, adapter=False)
     with pytest.raises(ConfigError, match="is not a run folder"):
