@@ -104,6 +104,11 @@ def scale(args: argparse.Namespace) -> int:
 
         kubectl.scale(launched, changes, _say)
         return 0
+    if launched is not None and launched.engine == "ray":
+        from launch.fleet import ray_hosts
+
+        ray_hosts.scale(args.run.with_name(f"{args.run.name}.launch"), changes, _say)
+        return 0
     folder, http, keys = _run_of(args.run, find_run)
     peers = fetch(http, keys=keys)["peers"]
     now = wanted.read(folder)

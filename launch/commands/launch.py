@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from launch.fleet.job import Job
     from launch.fleet.site import KubernetesSite
 
-TEXT = "run a head and its hosts by ssh, Slurm, systemd or Kubernetes; without --render, hand the files to the engine"
+TEXT = "run a head and its hosts by an engine, from ssh to Kubernetes; without --render, hand the files to its client"
 
 
 def add_launch(
@@ -25,7 +25,7 @@ def add_launch(
     command = commands.add_parser("launch", help=TEXT.partition(";")[0], description=TEXT)
     command.add_argument("run_file", nargs="?", type=Path, help=run_file)
     command.add_argument("overrides", nargs="*", metavar="section.field=value", help=overrides)
-    command.add_argument("--on", choices=("ssh", "slurm", "systemd", "kubernetes"), help="the engine")
+    command.add_argument("--on", choices=("ssh", "slurm", "systemd", "kubernetes", "ray"), help="the engine")
     command.add_argument(
         "--site", type=Path, metavar="FILE", help="TOML file that says where; docs/run/fleet.md"
     )
@@ -84,6 +84,10 @@ def run(args: argparse.Namespace) -> int:
         if args.wait:
             kubectl.release(launched, say)
         return 0
+    if args.on == "ray":
+        from launch.fleet.ray_hosts import hold_by_ray
+
+        return hold_by_ray(job, site, files, say)
     if not site.ssh.hosts:
         raise ConfigError('--on ssh: the site file names no hosts; write hosts = ["gpu7"] under [ssh]')
     return engines.hold_by_ssh(job, site, files, say)

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,15 +164,12 @@ def hold_by_ssh(job: Job, site: Site, files: dict[str, str], say: Say) -> int:
     """
     folder = launch_folder(job.config)
     write_files(files, folder)
-    head = subprocess.Popen(["bash", str(folder / HEAD)])
-    record(folder, Launched("ssh", {}, pid=head.pid, started=_start_of(head.pid)))
-    say(f"head: process {head.pid}")
+    head = start_head(folder, "ssh", say)
     hosts: dict[str, subprocess.Popen[bytes]] = {}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: head.terminate())
+    names = {name: {"host": name.rpartition("@")[2]} for name in site.ssh.hosts}
     try:
         while head.poll() is None:
-            if not hosts and (found := _tickets(job, site, folder)):
+            if not hosts and (found := new_tickets(job, folder, names, site.ssh.address)):
                 for name, path in found.items():
                     with open(folder / f"{path.stem}.log", "ab") as log:
                         hosts[name] = subprocess.Popen(
@@ -200,10 +197,24 @@ def hold_by_ssh(job: Job, site: Site, files: dict[str, str], say: Say) -> int:
     return head.returncode if head.returncode is not None else 1
 
 
-def _tickets(job: Job, site: Site, folder: Path) -> dict[str, Path]:
-    """Write a ticket for each host once the run has begun; return nothing before.
+def start_head(folder: Path, engine: str, say: Say) -> "subprocess.Popen[bytes]":
+    """Start the head here, record it, and hand it the signals that would end this process."""
+    head = subprocess.Popen(["bash", str(folder / HEAD)])
+    record(folder, Launched(engine, {}, pid=head.pid, started=_start_of(head.pid)))
+    say(f"head: process {head.pid}")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: head.terminate())
+    return head
+
+
+def new_tickets(job: Job, folder: Path, names: Mapping[str, dict[str, str]], address: str) -> dict[str, Path]:
+    """Write the tickets once the run has begun, and return their files; return nothing before.
 
     The folder of a run that is resumed has settings of its earlier start until the head has written new ones.
+
+    Args:
+        names: by key of what is returned, the host or the label of each ticket.
+        address: name or address of the head; "": its own name.
     """
     run, written = Path(job.run_folder), dict[str, Path]()
     try:
@@ -211,14 +222,13 @@ def _tickets(job: Job, site: Site, folder: Path) -> dict[str, Path]:
             return {}
     except FileNotFoundError:
         return {}
-    for name in site.ssh.hosts:
-        host = name.rpartition("@")[2]
-        path = folder / f"{host}.ticket"
+    for key, name in names.items():
+        path = folder / f"{''.join(name.values())}.ticket"
         try:
-            write_ticket(make_ticket(run, host=host, address=site.ssh.address), path)
+            write_ticket(make_ticket(run, **name, address=address), path)
         except ConfigError:
             return {}
-        written[name] = path
+        written[key] = path
     return written
 
 

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from launch.errors import COME_BACK
 from launch.fleet.job import ACTORS, GENERATORS, Job, launch_folder
 from launch.fleet.kubernetes import VALUES, chart_values, objects, to_yaml
+from launch.fleet.ray_hosts import WISH, wish
 from launch.fleet.site import Site, SlurmSite, SshSite, SystemdSite
 from protocol.security.addresses import is_loopback, split_endpoint
 
-ENGINES = ("ssh", "slurm", "systemd", "kubernetes")
+ENGINES = ("ssh", "slurm", "systemd", "kubernetes", "ray")
 WAIT_TRIES, WAIT_S = 360, 5
 """How often, and how many seconds apart, a task looks for the ticket that the head's job writes."""
 REQUEUED_S = 60
@@ -35,6 +36,8 @@ def render(job: Job, site: Site, engine: str) -> dict[str, str]:
             return _slurm(job, site.slurm)
         case "ssh":
             return _ssh(job, site.ssh)
+        case "ray":
+            return {"head.sh": _head_script(job, site.ray.port, site.ray.address), WISH: wish(site.ray)}
         case "kubernetes":
             made = objects(job, site.kubernetes) | {VALUES: [chart_values(job, site.kubernetes)]}
             return {name: to_yaml(documents) for name, documents in made.items()}
@@ -188,13 +191,6 @@ def _script(options: Sequence[str], body: str) -> str:
 
 
 def _ssh(job: Job, site: SshSite) -> dict[str, str]:
-    command = _words(["offbeat", *head_command(job, site.port, address=site.address)])
-    run = shlex.quote(job.run_folder)
-    head = f"""
-resume=
-[ -e {run}/epoch ] && resume=--resume
-exec {command} $resume
-"""
     there = [f"mkdir -p {site.folder}", f"cd {site.folder}", *site.setup.strip("\n").split("\n")]
     there.append(f"exec offbeat host --ticket - --grace {site.grace_s:g}")
     remote = " && ".join(line for line in there if line.strip())
@@ -211,7 +207,19 @@ while [ -z "${{OFFBEAT_LAUNCHER:-}}" ] || kill -0 "$OFFBEAT_LAUNCHER" 2>/dev/nul
 done
 exit {COME_BACK}
 """
-    return {"head.sh": _script([], head), "host.sh": _script([], host)}
+    return {"head.sh": _head_script(job, site.port, site.address), "host.sh": _script([], host)}
+
+
+def _head_script(job: Job, port: int, address: str) -> str:
+    """Return the script of a head that runs where `offbeat launch` does."""
+    command = _words(["offbeat", *head_command(job, port, address=address)])
+    run = shlex.quote(job.run_folder)
+    head = f"""
+resume=
+[ -e {run}/epoch ] && resume=--resume
+exec {command} $resume
+"""
+    return _script([], head)
 
 
 # --- systemd ----------------------------------------------------------------------------------------------

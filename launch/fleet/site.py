@@ -157,6 +157,35 @@ class KubernetesSite(Section):
     """Port of the broker. The next two are those of `/status` and of the weights."""
 
 
+class RaySite(Section):
+    """`[ray]`: a cluster of Ray. The head is the machine where `offbeat launch` runs, a node of the cluster or not."""
+
+    cluster: str = Field("auto", pattern=WORD)
+    """Address of the cluster, for example 10.0.0.5:6379. "auto": the one of this machine."""
+    hosts: int = Field(1, ge=0, le=MAX_HOSTS)
+    """Hosts at the start. Each is an actor of Ray."""
+    generators_per_host: int = Field(1, ge=0)
+    """Generators of each host."""
+    actors_per_host: int = Field(2, ge=0)
+    """Actors of each host."""
+    cpus: float = Field(1.0, ge=0)
+    """Cores that Ray counts for each host."""
+    gpus: float = Field(0.0, ge=0)
+    """GPUs of each host. Ray shows them to it."""
+    resources: dict[Label, float] = Field(default_factory=dict)
+    """Resources of your own that a node has to have, for example {gpu_host = 1}."""
+    folder: str = Field("offbeat", pattern=r"^[A-Za-z0-9~._/-]+$")
+    """Folder on each node in which hosts run."""
+    setup: str = ""
+    """Shell lines that each host runs first, for example ". venv/bin/activate"."""
+    address: str = Field("", pattern=OPTIONAL_WORD)
+    """Name or address by which hosts reach the head. Empty: the head's name."""
+    grace_s: float = Field(90.0, ge=1)
+    """Longest drain of a host."""
+    port: int = Field(5755, ge=1024, le=65_000)
+    """Port of the broker on the head. The next two are those of `/status` and of the weights."""
+
+
 class Site(Section):
     """The whole site file."""
 
@@ -164,6 +193,7 @@ class Site(Section):
     ssh: SshSite = SshSite()
     systemd: SystemdSite = SystemdSite()
     kubernetes: KubernetesSite = KubernetesSite()
+    ray: RaySite = RaySite()
 
 
 def read_site(path: Path | None) -> Site:

@@ -23,6 +23,7 @@ from pydantic import Field, ValidationError
 from envs.registry import files_of, fingerprint
 from envs.user_code import ROOT, code_file
 from launch.errors import ConfigError
+from launch.fleet.ray_actor import TASK
 from launch.run_file.sections import RunConfig
 from launch.run_folder import ASKED, CONFIG, keys_folder, load_config
 from protocol.codec import MAJOR, MINOR
@@ -44,8 +45,8 @@ VARIABLE = "OFFBEAT_TICKET"
 """Environment variable with the path of the ticket. Its content is no variable, because children would inherit it."""
 CREDENTIALS, CREDENTIAL = "CREDENTIALS_DIRECTORY", "offbeat-ticket"
 """systemd's variable with the folder of a unit's credentials, and the name of the ticket among them."""
-ARRAY_INDICES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
-"""Environment variables of engines with the number of a task in its array."""
+ARRAY_INDICES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX", TASK)
+"""Environment variables with the number of a task in its array: of engines, and of our own actors of Ray."""
 FREE_ON_HOST = (
     "generator.devices",
     "generator.threads",

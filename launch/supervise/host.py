@@ -20,6 +20,7 @@ from types import FrameType
 from launch import errors, run_folder
 from launch.errors import COME_BACK, DONE, FAILED, FINAL, ConfigError, HostTaken, NoAnswer, RoleFailed
 from launch.fleet.model_copy import FetchStopped, cache_folder, model_of_ticket
+from launch.fleet.ray_actor import TASK
 from launch.fleet.ticket import FREE_ON_HOST, Ticket, refuse_other_files, refuse_other_version, unpack
 from launch.placement import visible_gpus
 from launch.preflight.hardware import decided_on_host
@@ -300,6 +301,8 @@ def job_of(environment: Mapping[str, str], hostname: str) -> str:
         return f"slurm {array}_{task}" if array and task else f"slurm {environment['SLURM_JOB_ID']}"
     if environment.get("KUBERNETES_SERVICE_HOST"):
         return f"pod {hostname}"
+    if environment.get(TASK):
+        return f"ray {environment[TASK]}"
     unit = environment.get("INVOCATION_ID")
     return f"systemd {unit[:8]}" if unit else ""
 

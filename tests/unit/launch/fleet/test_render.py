@@ -14,7 +14,7 @@ from launch.cli import main
 from launch.errors import ConfigError
 from launch.fleet.job import Job
 from launch.fleet.render import ENGINES, head_command, render
-from launch.fleet.site import KubernetesSite, Site, SlurmSite, SshSite, SystemdSite, read_site
+from launch.fleet.site import KubernetesSite, RaySite, Site, SlurmSite, SshSite, SystemdSite, read_site
 from launch.fleet.ticket import make_ticket, secrets_of
 from launch.run_file.load import check
 
@@ -26,6 +26,7 @@ SITE = Site(
     ),
     ssh=SshSite(hosts=("gpu7", "me@gpu8"), setup=". venv/bin/activate", address="10.0.0.5"),
     systemd=SystemdSite(user="offbeat", address="10.0.0.5"),
+    ray=RaySite(hosts=3, gpus=1.0, resources={"gpu_host": 1.0}, setup=". venv/bin/activate", address="10.0.0.5"),
     kubernetes=KubernetesSite(
         image="registry.example/offbeat:1", generators=4, actors=2, gpus=1, memory="32Gi", env_secret="hub",
         node_selector={"pool": "gpu"}, tolerations=("spot",), monitor=True,

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from launch.fleet import engines
-from launch.fleet.engines import Launched, _tickets, hold_by_ssh, launch_folder, write_files
+from launch.fleet.engines import Launched, hold_by_ssh, launch_folder, new_tickets, write_files
 from launch.fleet.job import Job
 from launch.fleet.render import render
 from launch.fleet.site import Site, SshSite
@@ -81,9 +81,10 @@ def test_a_resumed_run_gives_no_tickets_of_its_earlier_start(tmp_path, monkeypat
     site = Site(ssh=SshSite(hosts=("gpu7",), folder=".", address="10.0.0.5"))
     job, folder = Job("run.toml", (), config), launch_folder(config)
     write_files(render(job, site, "ssh"), folder)
-    assert _tickets(job, site, folder) == {}
+    names = {"gpu7": {"host": "gpu7"}}
+    assert new_tickets(job, folder, names, "10.0.0.5") == {}
     save_config(config, run / CONFIG)
-    assert list(_tickets(job, site, folder)) == ["gpu7"]
+    assert list(new_tickets(job, folder, names, "10.0.0.5")) == ["gpu7"]
 
 
 def test_stop_ends_the_process_that_was_started_and_no_later_one_with_its_id(tmp_path, monkeypatch):
