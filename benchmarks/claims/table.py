@@ -15,6 +15,7 @@ from benchmarks.claims.claims import ARMS, BUDGETS, CLAIMS, Bar, Budget, BudgetU
 from benchmarks.real_system import CountingSession, System, lag_is_exact, learning
 from benchmarks.report import pyplot
 from launch.run_file.sections import RunConfig
+from learner.budget import t_quantile
 from learner.intake.evaluation import mean_rewards, share_correct
 from learner.trajectory import Trajectory, Unit
 from protocol import names
@@ -163,11 +164,6 @@ def cell_from(line: dict[str, Any]) -> Cell:
 
 ENOUGH_SEEDS = 5
 """Pairs that decide a claim."""
-T_975 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-)  # fmt: skip
-"""Quantile 0.975 of Student's t distribution for 1, 2, ... degrees of freedom. The last one serves all beyond."""
 
 Verdict = Literal["holds", "did not help here", "not decided", "not measured"]
 
@@ -200,7 +196,7 @@ class Difference:
         n = len(self.values)
         if n < 2:
             return (-math.inf, math.inf)
-        half = T_975[min(n - 2, len(T_975) - 1)] * statistics.stdev(self.values) / math.sqrt(n)
+        half = t_quantile(0.975, n - 1) * statistics.stdev(self.values) / math.sqrt(n)
         mean = statistics.fmean(self.values)
         return (mean - half, mean + half)
 

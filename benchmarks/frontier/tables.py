@@ -33,10 +33,9 @@ from benchmarks.frontier.cells import (
 )
 from benchmarks.report import pyplot, save_results
 from launch.supervise.summary import apart
+from learner.budget import t_quantile
 from learner.update.adaptive import optimizer_steps_per_update
 
-T_90 = {2: 2.920, 3: 2.353, 4: 2.132}
-"""Quantile 0.95 of Student's t by degrees of freedom, for intervals of 90 %."""
 COLLAPSED = 0.05
 """Reward at lag 0 below which a share of it says nothing."""
 MISSING = "missing"
@@ -91,7 +90,7 @@ def mean_of(values: Sequence[float]) -> Mean | None:
         return None
     half = None
     if len(values) > 2:
-        half = T_90[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+        half = t_quantile(0.95, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return Mean(statistics.fmean(values), half, len(values), min(values), max(values))
 
 
