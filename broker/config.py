@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from broker.core.autoscaling import MOST, Bounds
 from protocol.section import Section
 
 
@@ -96,7 +97,7 @@ class BrokerConfig(Section):
 
 
 class FleetConfig(Section):
-    """`[fleet]`: how long the processes of all hosts wait for what is not there."""
+    """`[fleet]`: how long the processes of all hosts wait for what is not there, and how many there shall be."""
 
     orphan_minutes: float = Field(15.0, ge=0)
     """Minutes without the broker, or without a learner, after which generators and actors end with code 75. 0: they
@@ -104,6 +105,33 @@ class FleetConfig(Section):
     no_capacity_minutes: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
     """Minutes for which the learner waits while tasks are there, but no generator serves or no actor runs. 0: for
     ever. "auto": 0 where other hosts can join (`broker.endpoint` is not loopback, or a count is 0), else 5."""
+
+    auto: bool = False
+    """True: the supervisor of the head starts and drains generators and actors as the broker advises, see
+    `offbeat status`. False: the advice is only shown."""
+    generators: tuple[int, int] | None = Field(None, strict=False)
+    """Least and largest number of generators of all hosts together, between which the advice stays. Needed with
+    `auto`. Absent: the advice has no bounds."""
+    actors: tuple[int, int] | None = Field(None, strict=False)
+    """Least and largest number of actors. Absent: with `auto` their number stays as it is."""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        for name in ("generators", "actors"):
+            bounds = getattr(self, name)
+            if bounds is not None and not 1 <= bounds[0] <= bounds[1] <= MOST:
+                raise ValueError(
+                    f"{name} is {list(bounds)}: write [least, largest], from 1 to {MOST}, the least first"
+                )
+        if self.auto and self.generators is None:
+            raise ValueError("auto is true without bounds: add generators = [least, largest]")
+        return self
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds of the advice."""
+        every = Bounds()
+        return Bounds(self.generators or every.generators, self.actors or every.actors)
 
     @property
     def orphan_s(self) -> float:

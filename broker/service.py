@@ -557,6 +557,8 @@ class Service:
             return
         self._looked = now
         wanted = self._wanted.changed()
+        if wanted is not None:
+            self._dispatcher.wanted = wanted
         new = [one for one in wanted.leaving if one.at > self._asked_at] if wanted is not None else []
         for one in new:
             log.info("%s is asked to leave", one.name)

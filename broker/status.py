@@ -53,6 +53,12 @@ FLEET = table(
             "time in which tasks waited and no generator served, or no actor was there",
             "total",
         ),
+        Gauge(
+            "wanted_generators",
+            "generators",
+            "generators that the run needs, as far as the broker has measured it; absent if it has not",
+        ),
+        Gauge("wanted_actors", "actors", "actors that the run needs, likewise"),
         Gauge("no_capacity_now_seconds", "s", "how long that has lasted now; 0 if it does not"),
     ]
 )
@@ -281,6 +287,7 @@ def status(dispatcher: Dispatcher, now: float, **more: dict[str, Any]) -> dict[s
             "no_capacity_s": round(state.capacity.spell_s, 3),
             "missing": state.capacity.missing,
             "generators_unused": dispatcher.generators.unused,
+            "wanted": _wanted_of_fleet(state),
         },
         "episodes": dispatcher.actors.episodes.page(),
         "ledger": _ledger(state),
@@ -288,6 +295,19 @@ def status(dispatcher: Dispatcher, now: float, **more: dict[str, Any]) -> dict[s
         **more,
     }
     return page | {"waits": who_waits(page)}
+
+
+def _wanted_of_fleet(state: BrokerState) -> dict[str, Any]:
+    """Return the advice on the numbers of generators and actors; empty before the first one."""
+    advice = state.advice
+    if advice is None:
+        return {}
+    return {
+        "generators": advice.counts.generators,
+        "actors": advice.counts.actors,
+        "reason": advice.reason,
+        "measured": advice.measured,
+    }
 
 
 def _queues(state: BrokerState) -> dict[str, Any]:
@@ -337,6 +357,7 @@ def _peer(dispatcher: Dispatcher, peer: Peer, now: float) -> dict[str, Any]:
         "on_host": peer.hello.on_host,
         "pid": peer.hello.pid,
         "incarnation": peer.hello.incarnation,
+        "leaving": peer.asked_to_leave,
         "silent_s": round(now - peer.heard, 3),
         "connected_s": round(now - peer.joined, 3),
         "busy": peer.heartbeat.busy,

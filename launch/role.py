@@ -83,7 +83,8 @@ def run(
 def broker_limits(config: RunConfig) -> Limits:
     """Return how long the broker waits for peers. Generators take longest to end, and say Goodbye after that."""
     grace_s = config.actor.drain_timeout_s + SIGNAL_SKEW_S
-    return Limits(orphan_s=config.fleet.orphan_s, over_s=grace_s + GOODBYE_S)
+    fleet = config.fleet
+    return Limits(orphan_s=fleet.orphan_s, over_s=grace_s + GOODBYE_S, bounds=fleet.bounds)
 
 
 def broker(config: RunConfig, folder: Path, keys: Path | None) -> bool:

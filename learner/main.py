@@ -253,5 +253,5 @@ class _Progress:
             progress=trainer.step + session.intake.deliveries + writes.writes,
             busy=not session.waiting,
             policy_version=trainer.publisher.announced,
-            gauges=(*session.gauges(), *trainer.report.newest.gauges),
+            gauges=(*session.gauges(), *trainer.pace, *trainer.report.newest.gauges),
         )

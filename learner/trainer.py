@@ -154,6 +154,8 @@ class Trainer:
     unpublished: int = 0
     """Updates since the last publication."""
     totals: Totals = field(default_factory=Totals)
+    pace: tuple[tuple[str, float], ...] = ()
+    """What heartbeats say of all steps so far, from which the broker knows how many generators are needed."""
     gpu: SharedGpu = field(default_factory=lambda: SharedGpu(None, 0.0))
     names_checked: bool = False
     """True if this process has compared the names in the settings with what episodes have."""
@@ -332,6 +334,13 @@ class Trainer:
         """
         intake = self.batches.intake
         self.totals.wait_seconds += waited
+        busy_s = self.totals.step_seconds + wall - self.totals.wait_seconds
+        # Invariant: the link's thread reads this, so it is replaced as a whole.
+        self.pace = (
+            ("trained_tokens_total", float(self.totals.trained_tokens)),
+            ("busy_seconds_total", busy_s),
+            ("idle_seconds_total", self.totals.wait_seconds),
+        )
         self.totals.update_seconds += report.metrics["learner/step_seconds"]
         arrived = intake.take_recent()
         scalars = {

@@ -124,6 +124,11 @@ LEARNER = table(
         Gauge("units_wanted", "units", "units that the learner waits for in all", "sum"),
         Gauge("uniform_groups_in_a_row", "groups", "groups that ended last, all with equal returns", "sum"),
         Gauge("uniform_return", "reward", "return in the last group with equal returns"),
+        Gauge("trained_tokens_total", "tokens", "action tokens trained for the first time", "total"),
+        Gauge("busy_seconds_total", "s", "time of all steps in which the learner did not wait", "total"),
+        Gauge(
+            "idle_seconds_total", "s", "time of all steps in which the learner waited for a batch", "total"
+        ),
     ]
 )
 """Gauges that learners report, where they apply. Only `/status` shows them."""

@@ -5,6 +5,7 @@ the names of those who are to leave, each once a second.
 """
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,16 @@ def of_host(peer: str, host: str) -> bool:
         peer.startswith(start) and peer[len(start) :].isdigit()
         for start in (f"{role}-{host}-" for role in HOSTED)
     )
+
+
+def is_local(name: str) -> bool:
+    """Return whether a generator or actor is supervised beside the learner, by its name.
+
+    Example:
+        >>> is_local("generator-3"), is_local("generator-gpu7-3")
+        (True, False)
+    """
+    return re.fullmatch(rf"({'|'.join(HOSTED)})-\d+", name) is not None
 
 
 class WantedFile:

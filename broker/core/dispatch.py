@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 from broker.config import BrokerConfig
 from broker.core.actors import ActorSide, GeneratorSide
+from broker.core.autoscaling import Autoscaler
 from broker.core.fleet import FOR_EVER, Limits
 from broker.core.learner import LearnerSide
 from broker.core.peers import Peer, Send
 from broker.core.records import GroupClosed, MemoryStore, SegmentStore
 from broker.core.relays import WeightsAnnouncer
-from broker.core.state import BrokerState, gauges_of
+from broker.core.state import BrokerState, gauges_of, look_of, wanted_counts
 from broker.core.tasks import why_tasks_invalid
 from protocol.codec import MAX_BODY_BYTES, MAX_HEADER_BYTES, AnyMessage, Buffer
 from protocol.digest import OTHER_DIGEST, difference
@@ -41,10 +42,11 @@ from protocol.messages.peers import (
     Welcome,
 )
 from protocol.session import MISSED_BEATS
-from protocol.wanted import of_host
+from protocol.wanted import Wanted, of_host
 
 STATS_S = 1.0
 SWEEP_S = 0.2
+ADVISE_S = 1.0
 DRAIN_S = 5.0
 """Longest time that peers get to say Goodbye when the broker ends and the run goes on later."""
 
@@ -98,12 +100,15 @@ class Dispatcher:
         announcer = WeightsAnnouncer(self.state)
         self.learners = LearnerSide(self.state, announcer)
         self.generators = GeneratorSide(self.state, announcer)
+        self.wanted = Wanted()
+        """What the user wants of the run now."""
+        self._autoscaler = Autoscaler(limits.bounds, settle_steps=max_policy_lag + 1)
         self.over = False
         """True once a learner has said that the run is over. The process around this drains then."""
         self._draining_since: float | None = None
         self._reason = ""
         """Why the peers are asked to end."""
-        self._swept = self._stats_sent = self._had_learner = now
+        self._swept = self._stats_sent = self._advised = self._had_learner = now
 
     # --- entry points -------------------------------------------------------------------------------------
 
@@ -191,6 +196,7 @@ class Dispatcher:
         meant = [peer for peer in self.state.peers if peer.name == name or of_host(peer.name, name)]
         for peer in meant:
             if peer.role != "learner":
+                peer.asked_to_leave = True
                 self.state.outbox.send(peer.name, Drain(reason=reason))
         return self.follow(now)
 
@@ -322,6 +328,7 @@ class Dispatcher:
             elif peer.role == "generator":
                 self.generators.look_at(peer, now)
         self._send_orphans_away(now)
+        self._advise(now)
         tasks = self.state.tasks
         self.state.capacity.look(
             tasks=tasks.queued + tasks.leased,
@@ -335,6 +342,14 @@ class Dispatcher:
         for group_id in self.state.assembly.overdue(now):
             self.state.record(GroupClosed(group_id=group_id), now)
         self.learners.sweep(now)
+
+    def _advise(self, now: float) -> None:
+        """Take a look at the numbers of generators and actors, once a second."""
+        if now - self._advised < ADVISE_S:
+            return
+        self._advised = now
+        look = look_of(self.state, now)
+        self.state.advice = self._autoscaler.look(look, wanted_counts(look, self.state, self.wanted))
 
     def _send_orphans_away(self, now: float) -> None:
         """Ask the peers to end that have waited for a learner for too long."""

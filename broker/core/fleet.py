@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from broker.core.autoscaling import EVERY_NUMBER, Bounds
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -12,6 +14,8 @@ class Limits:
     """An actor or generator that has had no learner for so long is asked to end."""
     over_s: float = 30.0
     """Longest time that peers get to say Goodbye when the run is over."""
+    bounds: Bounds = EVERY_NUMBER
+    """Numbers of generators and actors between which the broker's advice stays."""
 
 
 FOR_EVER = Limits()

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from broker.config import BrokerConfig
+from broker.core.autoscaling import Advice, Counts, Look
 from broker.core.fleet import Capacity
 from broker.core.hosts import Hosts
 from broker.core.peers import BrokerOutbox, Peers
@@ -31,8 +32,10 @@ from broker.core.units import Assembly, Deliveries, LearnerSteps, process_of, ta
 from broker.errors import StateBroken
 from protocol.codec import Buffer
 from protocol.messages.episodes import CancelTask, Dropped, Segment, Task
+from protocol.messages.fields import Role
 from protocol.messages.peers import Hello
 from protocol.version_line import VersionLine
+from protocol.wanted import Wanted, is_local
 
 TOO_LATE = "the deadline of its group has passed"
 ENDED = "the learner that asked for it is gone"
@@ -59,6 +62,8 @@ class BrokerState:
         self.ledger = Ledger() if ledger is None else ledger
         self.peers = Peers()
         self.capacity = Capacity()
+        self.advice: Advice | None = None
+        """Newest advice on the numbers of generators and actors."""
         self.hosts = Hosts()
         self.flow = SegmentFlow(config)
         self.tasks = TaskQueue(
@@ -288,11 +293,64 @@ def _broken(what: str, error: Exception) -> StateBroken:
     return StateBroken(f"{what} could not be applied: {error!r}")
 
 
+def advised(advice: Advice | None) -> dict[str, float]:
+    """Return the gauges of an advice; nothing if nothing was measured."""
+    if advice is None or not advice.measured:
+        return {}
+    counts = advice.counts
+    return {
+        "fleet/wanted_generators": float(counts.generators),
+        "fleet/wanted_actors": float(counts.actors),
+    }
+
+
+def look_of(state: BrokerState, now: float) -> Look:
+    """Return what is to be known of this moment for an advice."""
+    newest = state.published.version if state.published else 0
+    generators = [peer for peer in state.peers.of("generator") if not peer.asked_to_leave]
+    actors = [peer for peer in state.peers.of("actor") if not peer.asked_to_leave]
+    learner = next(iter(state.peers.of("learner")), None)
+    told = {} if learner is None else learner.heartbeat.gauges
+    sums = state.peers.gauges()
+    outcomes = state.ledger.outcomes
+    return Look(
+        at=now,
+        generators=len(generators),
+        actors=len(actors),
+        trained_tokens=told.get("trained_tokens_total"),
+        busy_s=told.get("busy_seconds_total", 0.0),
+        idle_s=told.get("idle_seconds_total", 0.0),
+        sampled_tokens=sums.get("generator/tokens_total", 0.0),
+        serving_s=sums.get("generator/serving_seconds_total", 0.0),
+        unused_s=sums.get("generator/idle_seconds_total", 0.0),
+        kept_tokens=float(outcomes["trained"].action_tokens),
+        dropped_tokens=float(
+            sum(tally.action_tokens for name, tally in outcomes.items() if name != "trained")
+        ),
+        tasks_waiting=bool(state.tasks.queued),
+        fetching=any(peer.has_beaten and peer.heartbeat.policy_version < newest for peer in generators),
+    )
+
+
+def wanted_counts(look: Look, state: BrokerState, wanted: Wanted) -> Counts:
+    """Return the numbers that are wanted now: those beside the learner that the user said, and those of other hosts."""
+    counts = []
+    roles: tuple[tuple[Role, int | None, int], ...] = (
+        ("generator", wanted.generators, look.generators),
+        ("actor", wanted.actors, look.actors),
+    )
+    for role, said, there in roles:
+        here = sum(is_local(p.name) and not p.asked_to_leave for p in state.peers.of(role))
+        counts.append(there if said is None else there - here + said)
+    return Counts(*counts)
+
+
 def gauges_of(state: BrokerState) -> dict[str, float]:
     """Return the broker's gauges, and the merged gauges of generators and actors."""
     return {
         **state.peers.gauges(),
         **state.capacity.gauges(),
+        **advised(state.advice),
         **state.hosts.gauges(state.peers, state.published.version if state.published else 0),
         "broker/generators": float(len(state.peers.of("generator"))),
         "broker/actors": float(len(state.peers.of("actor"))),

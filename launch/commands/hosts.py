@@ -111,25 +111,11 @@ def scale(args: argparse.Namespace) -> int:
         return 0
     folder, http, keys = _run_of(args.run, find_run)
     peers = fetch(http, keys=keys)["peers"]
-    now = wanted.read(folder)
-    asked = {"generator": now.generators, "actor": now.actors}
-    processes = read_state(folder).get("processes", {})
-    slurm = launched if launched is not None and launched.engine == "slurm" else None
-    plans = []
-    for role, change in changes.items():
-        started = sum(wanted.is_local(name) and name.startswith(role) for name in processes)
-        before = asked[role]
-        local = started if before is None else before
-        engine = "Slurm" if slurm else ""
-        plans.append(
-            wanted.plan(role, change, peers, local, supervised=supervised_now(folder), engine=engine)
-        )
+    started = read_state(folder).get("processes", {})
+    plans = wanted.plan_all(folder, changes, peers, started, supervised=supervised_now(folder))
     for one in plans:
         sys.stdout.write(f"{one.sentence()}\n")
-        if slurm is not None:
-            # Before somebody leaves, or Slurm would start the next task in its place.
-            engines.throttle(slurm, one.role, one.after - one.local, _say)
-    wanted.write(folder, plans)
+    wanted.carry_out(folder, plans, _say)
     return 0
 
 

@@ -101,6 +101,7 @@ def page(status: Mapping[str, Any], supervised: Mapping[str, Any], verbose: bool
         "",
         *table(status["peers"], supervised),
         *hosts_lines(status.get("hosts", ())),
+        *fleet_lines(status),
         "",
         "waits",
         *(f"  {line}" for line in status["waits"] or ["nobody waits"]),
@@ -137,6 +138,32 @@ def table(peers: Sequence[Mapping[str, Any]], supervised: Mapping[str, Any]) -> 
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
+
+
+def fleet_lines(status: Mapping[str, Any]) -> list[str]:
+    """Return the line on how many generators and actors the run needs; nothing before the first look.
+
+    Example:
+        >>> peers = [{"role": "generator"}, {"role": "actor"}]
+        >>> advice = {"generators": 3, "actors": 1, "reason": "the learner is idle 60% of the time", "measured": True}
+        >>> fleet_lines({"peers": peers, "fleet": {"wanted": advice}})[1]
+        'fleet    3 generators wanted (1 now), 1 actor wanted: the learner is idle 60% of the time'
+        >>> advice |= {"measured": False, "reason": "not measured"}
+        >>> fleet_lines({"peers": peers, "fleet": {"wanted": advice}})[1]
+        'fleet    not measured'
+    """
+    advice = status.get("fleet", {}).get("wanted")
+    if not advice:
+        return []
+    if not advice["measured"]:
+        return ["", f"fleet    {advice['reason']}"]
+    parts = []
+    for role in ("generator", "actor"):
+        count = advice[f"{role}s"]
+        here = sum(peer["role"] == role and not peer.get("leaving") for peer in status["peers"])
+        now = "" if here == count else f" ({here} now)"
+        parts.append(f"{count} {role}{'' if count == 1 else 's'} wanted{now}")
+    return ["", f"fleet    {', '.join(parts)}: {advice['reason']}"]
 
 
 def hosts_lines(hosts: Sequence[Mapping[str, Any]]) -> list[str]:

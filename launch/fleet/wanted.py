@@ -4,19 +4,23 @@ Local supervisors start and drain what is beside the learner. The broker asks ge
 leave. Engines, such as Slurm, start further hosts.
 """
 
+import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launch.errors import ConfigError
+from launch.fleet import engines
 from protocol.files import write_whole
-from protocol.wanted import FILE, HOSTED, Leaving, Wanted, of_host, parse
+from protocol.wanted import FILE, Leaving, Wanted, is_local, of_host, parse
 
 KEPT_S = 24 * 3600.0
 """Age after which a wish that somebody leaves is removed from the file."""
+PATIENCE_S = 600.0
+"""Time after which the same advice is carried out again, if it still holds."""
 LARGEST = 4_096
 _CHANGE = re.compile(r"(generators|actors)=([+-]?)(\d{1,4})")
 
@@ -132,14 +136,96 @@ def plan(
     return RolePlan(role, before, after, local - (len(gone) - len(leaving)), leaving, engine)
 
 
-def is_local(name: str) -> bool:
-    """Return whether a generator or actor is supervised beside the learner, by its name.
+def plan_all(
+    folder: Path,
+    changes: Mapping[str, tuple[str, int]],
+    peers: Sequence[Mapping[str, Any]],
+    started: Iterable[str],
+    *,
+    supervised: bool,
+) -> list[RolePlan]:
+    """Return the plans of several roles of a run.
 
-    Example:
-        >>> is_local("generator-3"), is_local("generator-gpu7-3")
-        (True, False)
+    Args:
+        changes: change of each role, as `read_changes` returns them.
+        peers: the broker's entries of all peers.
+        started: names of the processes that the supervisor of the head has.
+        supervised: whether that supervisor runs.
+
+    Raises:
+        ConfigError: more are wanted, and nobody can start them.
     """
-    return re.fullmatch(rf"({'|'.join(HOSTED)})-\d+", name) is not None
+    now, engine = read(folder), "Slurm" if _slurm(folder) else ""
+    peers = [peer for peer in peers if not peer.get("leaving")]
+    asked = {"generator": now.generators, "actor": now.actors}
+    plans = []
+    for role, change in changes.items():
+        before = asked[role]
+        own = sum(is_local(name) and name.startswith(role) for name in started)
+        local = own if before is None else before
+        plans.append(plan(role, change, peers, local, supervised=supervised, engine=engine))
+    return plans
+
+
+def carry_out(folder: Path, plans: Sequence[RolePlan], say: Callable[[str], None]) -> None:
+    """Ask an engine for its part of the plans, and write what is wanted of all others.
+
+    Args:
+        say: shows a sentence to the user.
+    """
+    if (slurm := _slurm(folder)) is not None:
+        for one in plans:
+            # Before somebody leaves, or Slurm would start the next task in its place.
+            engines.throttle(slurm, one.role, one.after - one.local, say)
+    write(folder, plans)
+
+
+class Follower:
+    """Carries out the broker's advice on a run with `fleet.auto`, by the file that `offbeat scale` writes.
+
+    Args:
+        folder: run folder of the head.
+        roles: roles whose numbers may change.
+        starts: whether the supervisor of the head may start processes; a head that only learns starts none.
+        note: shows a sentence to the user.
+    """
+
+    def __init__(
+        self, folder: Path, roles: Sequence[str], *, starts: bool, note: Callable[[str], None]
+    ) -> None:
+        self._folder, self._roles, self._starts, self._note = folder, roles, starts, note
+        self._asked: dict[str, int] = {}
+        """Numbers that were last asked for."""
+        self._asked_at = -math.inf
+
+    def look(self, status: Mapping[str, Any], started: Iterable[str], now: float) -> None:
+        """Follow the advice in an answer of the broker, if it asks for other numbers than before.
+
+        Args:
+            started: names of the processes beside the learner.
+        """
+        advice = status.get("fleet", {}).get("wanted") or {"measured": False}
+        if not advice["measured"]:
+            return
+        asked = {role: int(advice[f"{role}s"]) for role in self._roles}
+        if asked == self._asked and now - self._asked_at < PATIENCE_S:
+            # An engine may take its time to start what is missing.
+            return
+        changes = {role: ("", count) for role, count in asked.items()}
+        plans = plan_all(self._folder, changes, status["peers"], started, supervised=True)
+        plans = [one for one in plans if one.after != one.before]
+        if not self._starts:
+            plans = [one for one in plans if one.after < one.before or one.engine]
+        self._asked, self._asked_at = asked, now
+        if plans:
+            for one in plans:
+                self._note(f"{one.sentence()}: {advice['reason']}")
+            carry_out(self._folder, plans, self._note)
+
+
+def _slurm(folder: Path) -> engines.Launched | None:
+    launched = engines.launched_of(folder)
+    return launched if launched is not None and launched.engine == "slurm" else None
 
 
 def members(name: str, peers: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -8,6 +8,7 @@ Reading prompts and loading weights stop the count for a while (``debt``).
 import bisect
 import heapq
 import itertools
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -128,6 +129,10 @@ class Setting:
     """True: learner and generators share cores; see `SharingRates`."""
     join_every_s: float = 0.0
     """Seconds between two generators, or two actors, that join in turn; 0: all join at the start."""
+    segment_tokens: int = 1_000_000
+    """Largest number of sampled tokens in one segment."""
+    stands_for: float = 1.0
+    """Generators for which each simulated one stands, see `launch.plan.simulation.sample_of`."""
     steps: int = 60
     """Learner steps that are measured."""
     seed: int = 0
@@ -230,19 +235,29 @@ class SimulatedGenerator:
     Args:
         room: largest number of sequences at a time; others wait.
         recomputes: contexts are computed again after each weight update.
+        segment_tokens: largest number of sampled tokens in one segment.
     """
 
     def __init__(
-        self, rates: GeneratorRates, room: int, *, recomputes: bool, now: float, version: int
+        self,
+        rates: GeneratorRates,
+        room: int,
+        *,
+        recomputes: bool,
+        now: float,
+        version: int,
+        segment_tokens: int = 1_000_000,
     ) -> None:
         self._rates, self._room, self._recomputes = rates, room, recomputes
+        self._segment_tokens = segment_tokens
         self.version = version
         self.loading = False
         self.slow = 1.0
         self.stamp = 0
         """Counter of changes. An event that was planned before the last change is void."""
         self.idle_s = self.served_s = self.sequence_s = 0.0
-        self.sampled = 0
+        self.sampled = self.segments = 0
+        self.gone = False
         self._at, self._count, self._debt = now, 0.0, 0.0
         self._switches: list[tuple[float, int]] = [(0.0, version)]
         self._running: list[tuple[float, int, SimulatedEpisode]] = []
@@ -294,10 +309,28 @@ class SimulatedGenerator:
         ended = []
         while self._running and self._running[0][0] <= self._count + EPSILON:
             episode = heapq.heappop(self._running)[2]
-            self._note(episode)
+            sampled = episode.turns[episode.turn].sampled
+            self._note(episode, sampled)
+            self.segments += -(-sampled // self._segment_tokens)
             ended.append(episode)
         self._fill()
         return ended
+
+    def leave(self, now: float) -> list[SimulatedEpisode]:
+        """End. Return the episodes that go on elsewhere, each with the tokens of its turn that it has by now."""
+        self.advance(now)
+        for _, _, episode in self._running:
+            turn = episode.turns[episode.turn]
+            done = min(turn.sampled - 1, int(self._count - episode.begun + EPSILON))
+            episode.turns[episode.turn] = SimulatedTurn(0, turn.sampled - done, turn.after_s)
+            self._note(episode, done)
+        left = [*(episode for _, _, episode in self._running), *self._waiting, *self._held]
+        self._running, self._waiting, self._held = [], deque(), []
+        for episode in left:
+            episode.cached_at = -1
+        self.gone = True
+        self.stamp += 1
+        return left
 
     def load(self, version: int, now: float) -> None:
         """Stop for new weights, and go on with them."""
@@ -326,7 +359,7 @@ class SimulatedGenerator:
         while self._waiting and len(self._running) < self._room:
             episode = self._waiting.popleft()
             turn = episode.turns[episode.turn]
-            fresh = self._recomputes and episode.cached_at != self.version
+            fresh = episode.cached_at < 0 or (self._recomputes and episode.cached_at != self.version)
             self._debt += self._rates.turn_seconds + self._read_s(
                 turn.read + (episode.context if fresh else 0)
             )
@@ -336,9 +369,8 @@ class SimulatedGenerator:
             heapq.heappush(self._running, (self._count + turn.sampled, self._order, episode))
         self.stamp += 1
 
-    def _note(self, episode: SimulatedEpisode) -> None:
-        """Record how many tokens of the turn that has ended each version sampled."""
-        sampled = episode.turns[episode.turn].sampled
+    def _note(self, episode: SimulatedEpisode, sampled: int) -> None:
+        """Record how many tokens of the turn that ends here each version sampled."""
         first = bisect.bisect_right(self._switches, (episode.begun, 1 << 60)) - 1
         given = 0
         for (_, version), after in zip(
@@ -374,22 +406,34 @@ class SimulatedActors:
         self._episodes = episodes
         self._free: dict[int, int] = {}
         """Free episodes of each actor that has room. The first actor gets the next task."""
-        self._streams: dict[int, list[int]] = {}
+        self._streams: dict[int, list[float]] = {}
+        self._gone: set[int] = set()
 
     @property
     def room(self) -> bool:
         """Whether an actor can take another task."""
         return bool(self._free)
 
+    @property
+    def count(self) -> int:
+        """Number of actors that have joined."""
+        return len(self._streams)
+
     def join(self, actor: int, generators: int) -> None:
         """Add an actor that knows so many generators."""
         self._free[actor] = self._episodes
-        self._streams[actor] = [0] * generators
+        self._streams[actor] = [math.inf if number in self._gone else 0 for number in range(generators)]
 
     def add_generator(self) -> None:
         """Make one more generator known to all actors."""
         for streams in self._streams.values():
             streams.append(0)
+
+    def remove_generator(self, generator: int) -> None:
+        """Let no actor use a generator any more."""
+        self._gone.add(generator)
+        for streams in self._streams.values():
+            streams[generator] = math.inf
 
     def take(self, episode: SimulatedEpisode) -> None:
         """Give an episode to the actor whose turn it is."""

@@ -90,10 +90,34 @@ class GeneratorRates(Section):
     """Seconds that each request costs in addition to its tokens. Nothing is decoded meanwhile."""
     update_seconds: Seconds = 0.0
     """Seconds from the announcement of a version until generation stops for it: fetching, verifying."""
+    version_bytes: float = Field(0.0, ge=0)
+    """Size of a version that a generator fetches. 0: fetching takes no time beyond `update_seconds`."""
+    bytes_per_second: float = Field(0.0, ge=0)
+    """Rate at which one generator fetches. Needed with `version_bytes`."""
     pause_seconds: Seconds = 0.0
     """Seconds for which generation stops to load a version."""
     start_seconds: Seconds = 0.0
     """Seconds from the generator's start until it serves."""
+
+    @model_validator(mode="after")
+    def _rate_of_fetching(self) -> Self:
+        if bool(self.version_bytes) != bool(self.bytes_per_second):
+            raise ValueError(
+                f"version_bytes is {self.version_bytes:g} and bytes_per_second {self.bytes_per_second:g}; give both"
+            )
+        return self
+
+    @property
+    def fetch_seconds(self) -> float:
+        """Seconds in which the bytes of a version arrive.
+
+        Example:
+            >>> points = [{"sequences": 1, "tokens_per_second": 10}]
+            >>> rates = {"decode": points, "version_bytes": 14e9, "bytes_per_second": 0.5e9}
+            >>> GeneratorRates.model_validate(rates).fetch_seconds
+            28.0
+        """
+        return self.version_bytes / self.bytes_per_second if self.bytes_per_second else 0.0
 
     def step_seconds(self, sequences: int) -> float:
         """Return the seconds in which each of ``sequences`` sequences gets its next token.
@@ -180,6 +204,36 @@ class SharingRates(Section):
         return self.slowdown * max(1.0, at_work / max(2, self.cores) if self.cores else 1.0)
 
 
+class BrokerRates(Section):
+    """`[broker]`: what one broker takes."""
+
+    segments_per_second: float = Field(7_500.0, gt=0)
+    """Segments that one broker stores in a second. The default was measured with encryption and a synced journal, on
+    one core; `python -m benchmarks.broker` measures another machine."""
+
+
+class LeavingRates(Section):
+    """`[leaving]`: how generators are lost, and come back. Nothing is lost where nothing is set."""
+
+    mean_seconds: Seconds = 0.0
+    """Mean time until one generator is lost, independent of all others (exponential). 0: none is."""
+    storm_seconds: Seconds = 0.0
+    """Mean time between losses of many generators at once (exponential). 0: there are none."""
+    storm_share: Share = 0.0
+    """Share of the generators that such a loss takes."""
+    back_seconds: Seconds = 0.0
+    """Time until another generator begins to start in the place of a lost one; `generator.start_seconds` come on
+    top."""
+
+    @model_validator(mode="after")
+    def _storms_take_some(self) -> Self:
+        if bool(self.storm_seconds) != bool(self.storm_share):
+            raise ValueError(
+                f"storm_seconds is {self.storm_seconds:g} and storm_share {self.storm_share:g}; give both"
+            )
+        return self
+
+
 class ActorRates(Section):
     """`[actor]`: start of an actor."""
 
@@ -233,6 +287,8 @@ class MeasuredRates(Section):
     learner: LearnerRates
     episode: EpisodeRates
     actor: ActorRates = ActorRates()
+    broker: BrokerRates = BrokerRates()
+    leaving: LeavingRates = LeavingRates()
     sharing: SharingRates = SharingRates()
     measured: Measured | None = None
 

@@ -48,7 +48,7 @@ class Simulation:
         self.generators: list[SimulatedGenerator] = []
         self.expected = 0.0
         """Time at which all generators and actors have joined."""
-        self._next_group = 0
+        self._next_group = self._next_actor = 0
         self._outstanding: dict[int, SimulatedUnit] = {}
         self._tasks: deque[SimulatedEpisode] = deque()
         self._actors = SimulatedActors(setting.concurrent_episodes)
@@ -58,9 +58,18 @@ class Simulation:
         self._training: list[SimulatedUnit] = []
         self._work = SimulatedWork()
         """The learner's work."""
-        self._waiting_since = self._update_began = self._step_began = 0.0
+        self._waiting_since = self._update_began = self._step_began = self._busy_s = 0.0
+        self.told: tuple[int, float, float] | None = None
+        """Trained tokens, and seconds at work and idle, that the learner told after its last step."""
         self._under_way = UnderWay(setting.batch_groups) if setting.needed and not setting.sync else None
         self._slow = 1.0
+        self._at_work = 0
+        """Generators with a request under way."""
+        self._here = 0
+        """Generators that are there."""
+        self._chance = random.Random(f"{setting.seed}/leaving")
+        self.starting = 0
+        """Generators and actors that have not joined yet."""
         self._start()
 
     # --- the clock ----------------------------------------------------------------------------------------
@@ -80,19 +89,122 @@ class Simulation:
         """Time since the start, in seconds."""
         return self._clock.now
 
+    def run_until(self, seconds: float) -> None:
+        """Run until this time.
+
+        Raises:
+            Stuck: no event is left before it.
+        """
+        while self.now < seconds:
+            if not self._clock.step():
+                raise Stuck(f"nothing is left to happen after {self.now:g} of {seconds:g} s")
+
+    def every(self, seconds: float, look: Callable[[], None]) -> None:
+        """Call a function again and again, as long as the simulation runs."""
+
+        def happen() -> None:
+            look()
+            self._clock.schedule(self.now + seconds, happen)
+
+        self._clock.schedule(self.now + seconds, happen)
+
     def _start(self) -> None:
         setting, rates = self._setting, self._rates
         for n in range(setting.generators):
-            self._clock.schedule(
-                rates.generator.start_seconds + n * setting.join_every_s, self._generator_joins
-            )
+            self._start_generator(n * setting.join_every_s)
         for n in range(setting.actors):
-            at = rates.actor.start_seconds + n * setting.join_every_s
-            self._clock.schedule(at, partial(self._actor_joins, n))
+            self._start_actor(n * setting.join_every_s)
         self.expected = self._clock.last
+        if rates.leaving.storm_seconds:
+            self._plan_storm()
         self._try_step()
 
+    # --- who comes and goes -------------------------------------------------------------------------------
+
+    @property
+    def serving(self) -> list[SimulatedGenerator]:
+        """Generators that are there."""
+        return [generator for generator in self.generators if not generator.gone]
+
+    @property
+    def actors(self) -> int:
+        """Number of actors that have joined."""
+        return self._actors.count
+
+    @property
+    def tasks_waiting(self) -> bool:
+        """Whether a task waits for an actor."""
+        return bool(self._tasks)
+
+    @property
+    def fetching(self) -> bool:
+        """Whether a generator does not serve the newest version yet."""
+        return any(generator.version < self.version for generator in self.serving)
+
+    def grow(self, generators: int = 0, actors: int = 0) -> None:
+        """Start further generators and actors now."""
+        for _ in range(generators):
+            self._start_generator(0.0)
+        for _ in range(actors):
+            self._start_actor(0.0)
+
+    def shrink(self, generators: int) -> None:
+        """Let the youngest generators leave now, but not the last one."""
+        for generator in self.serving[1:][::-1][:generators]:
+            self._leave(generator)
+
+    def _start_generator(self, wait_s: float) -> None:
+        self.starting += 1
+        rates = self._rates.generator
+        seconds = rates.start_seconds + rates.fetch_seconds
+        self._clock.schedule(self.now + seconds + wait_s, self._generator_joins)
+
+    def _start_actor(self, wait_s: float) -> None:
+        self.starting += 1
+        number = self._next_actor
+        self._next_actor += 1
+        at = self.now + self._rates.actor.start_seconds + wait_s
+        self._clock.schedule(at, partial(self._actor_joins, number))
+
+    def _leave(self, generator: SimulatedGenerator) -> None:
+        """Take a generator away. Its turns go on elsewhere with the tokens that they have."""
+        if generator.gone:
+            return
+        number = self.generators.index(generator)
+        self._at_work -= generator.active
+        self._here -= 1
+        left = generator.leave(self.now)
+        self._actors.remove_generator(number)
+        for episode in left:
+            episode.generator = -1
+            self._ask(episode)
+        self._update_slowdown()
+
+    def _lose(self, generator: SimulatedGenerator) -> None:
+        if generator.gone:
+            return
+        self._leave(generator)
+        self._start_generator(self._rates.leaving.back_seconds)
+
+    def _plan_loss(self, generator: SimulatedGenerator) -> None:
+        mean = self._rates.leaving.mean_seconds
+        if mean:
+            self._clock.schedule(
+                self.now + self._chance.expovariate(1 / mean), partial(self._lose, generator)
+            )
+
+    def _plan_storm(self) -> None:
+        at = self.now + self._chance.expovariate(1 / self._rates.leaving.storm_seconds)
+        self._clock.schedule(at, self._storm)
+
+    def _storm(self) -> None:
+        serving = self.serving
+        for generator in self._chance.sample(serving, round(len(serving) * self._rates.leaving.storm_share)):
+            self._lose(generator)
+        self._plan_storm()
+
     def _generator_joins(self) -> None:
+        self.starting -= 1
         setting = self._setting
         generator = SimulatedGenerator(
             self._rates.generator,
@@ -100,15 +212,19 @@ class Simulation:
             recomputes=setting.recomputes,
             now=self.now,
             version=self.version,
+            segment_tokens=setting.segment_tokens,
         )
         generator.slow = self._slow
         self.generators.append(generator)
+        self._here += 1
         self._actors.add_generator()
+        self._plan_loss(generator)
         homeless, self._homeless = self._homeless, []
         for episode in homeless:
             self._ask(episode)
 
     def _actor_joins(self, actor: int) -> None:
+        self.starting -= 1
         self._actors.join(actor, len(self.generators))
         self._lease()
 
@@ -124,17 +240,25 @@ class Simulation:
 
     def _ask(self, episode: SimulatedEpisode) -> None:
         """Ask for an episode's next turn, at once or when the first generator has joined."""
-        if not self.generators:
+        if not self._here:
             self._homeless.append(episode)
             return
+        if episode.generator >= 0 and self.generators[episode.generator].gone:
+            # It left while the environment answered.
+            episode.generator, episode.cached_at = -1, -1
         generator = self.generators[self._actors.ask(episode)]
+        self._at_work -= generator.active
         generator.ask(episode, self.now)
+        self._at_work += generator.active
         self._changed(generator)
 
     def _turns_end(self, generator: SimulatedGenerator, stamp: int) -> None:
         if stamp != generator.stamp:
             return
-        for episode in generator.end(self.now):
+        self._at_work -= generator.active
+        ended = generator.end(self.now)
+        self._at_work += generator.active
+        for episode in ended:
             self._actors.answered(episode)
             after = episode.turns[episode.turn].after_s
             episode.turn += 1
@@ -170,13 +294,13 @@ class Simulation:
         """Slow all processes at work down alike. Return whether the slowdown has changed."""
         if not self._setting.shared:
             return False
-        at_work = sum(generator.active for generator in self.generators) + self._work.active
+        at_work = round(self._at_work * self._setting.stands_for) + self._work.active
         slow = self._rates.sharing.slow(at_work)
         if slow == self._slow:
             return False
         self._work.progress(self.now, self._slow)
         self._slow = slow
-        for generator in self.generators:
+        for generator in self.serving:
             generator.advance(self.now)
             generator.slow = slow
             generator.stamp += 1
@@ -185,19 +309,23 @@ class Simulation:
         return True
 
     def _announce(self) -> None:
-        for generator in self.generators:
+        for generator in self.serving:
             if not generator.loading:
                 self._fetch(generator)
 
     def _fetch(self, generator: SimulatedGenerator) -> None:
         generator.loading = True
         version = self.version
-        self._clock.schedule(
-            self.now + self._rates.generator.update_seconds, lambda: self._load(generator, version)
-        )
+        rates = self._rates.generator
+        seconds = rates.update_seconds + rates.fetch_seconds
+        self._clock.schedule(self.now + seconds, lambda: self._load(generator, version))
 
     def _load(self, generator: SimulatedGenerator, version: int) -> None:
+        if generator.gone:
+            return
+        self._at_work -= generator.active
         generator.load(version, self.now)
+        self._at_work += generator.active
         generator.loading = False
         if version < self.version:
             self._clock.schedule(
@@ -243,7 +371,8 @@ class Simulation:
         self._update_began = self.now
         tokens = ledger.train(self._training, self.version, oldest)
         learner = self._rates.learner
-        seconds = learner.step_seconds + learner.seconds_per_token * tokens + learner.publish_seconds
+        update_s = learner.seconds_per_token * tokens * setting.stands_for
+        seconds = learner.step_seconds + update_s + learner.publish_seconds
         self._begin(seconds, self._stepped)
 
     def _stepped(self) -> None:
@@ -263,6 +392,9 @@ class Simulation:
 
     def _wait(self) -> None:
         self._waiting_since = self.now
+        if self.ledger.steps:
+            self._busy_s += self.now - self._update_began
+            self.told = (self.ledger.trained.total(), self._busy_s, self.ledger.idle_s)
         self._try_step()
 
     def _begin(self, seconds: float, then: Callable[[], None]) -> None:

@@ -81,6 +81,7 @@ def contradictions(config: RunConfig) -> Iterator[str]:
     yield from _deadlines(config)
     yield from _roles(config)
     yield from _supervisor(config)
+    yield from _fleet(config)
     yield from _refused_addresses(config)
     yield from _judge(config)
 
@@ -225,6 +226,23 @@ def _roles(config: RunConfig) -> Iterator[str]:
     yield from routes_untold(config)
     yield from versions_untaken(config)
     yield from sleep_impossible(config)
+
+
+def _fleet(config: RunConfig) -> Iterator[str]:
+    fleet = config.fleet
+    if not fleet.auto:
+        return
+    if config.run.mode == "sync":
+        yield (
+            'fleet.auto is true, but run.mode is "sync", in which learner and generators wait for each other by turns; '
+            "leave fleet.auto out"
+        )
+    for role, bounds in (("generator", fleet.generators), ("actor", fleet.actors)):
+        count = getattr(config, role).count
+        if bounds is not None and count and not bounds[0] <= count <= bounds[1]:
+            yield (
+                f"{role}.count is {count}, and fleet.{role}s = {list(bounds)} with fleet.auto; change one of them"
+            )
 
 
 def _supervisor(config: RunConfig) -> Iterator[str]:

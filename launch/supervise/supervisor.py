@@ -13,7 +13,9 @@ from types import FrameType
 
 from launch import run_folder
 from launch.errors import FINAL, NothingTrained, RoleFailed, leave_note, read_note
+from launch.fleet.engines import launched_of
 from launch.fleet.ticket import digest_of_run
+from launch.fleet.wanted import Follower
 from launch.processes import command_of_role, role_environment, spawn, stop, tail
 from launch.run_file.sections import RunConfig
 from launch.run_folder import http_keys, nothing_left, prepare_keys, what_changed
@@ -190,6 +192,8 @@ def keep_starts(runs: Path, took: Mapping[str, float]) -> None:
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
+SCALED_BY_CLIENT = ("kubernetes", "ray")
+"""Engines that would start again what leaves, so that only their own client changes the numbers."""
 LOOK_S = 1.0
 """Time between two looks at how many generators and actors a user wants."""
 
@@ -412,6 +416,7 @@ def watch(
     # What was wanted of an earlier start counts no more.
     (folder / FILE).unlink(missing_ok=True)
     starting = Starting(crew.names, last_starts(config.run.dir))
+    follower = follower_of(config, folder, panel.note)
     while not crew.finished():
         if answer := poller.take():
             crew.examine(answer)
@@ -421,6 +426,8 @@ def watch(
                 joined |= LEARNER in names
                 if not asked_at:
                     crew.start_next(names)
+                    if follower is not None:
+                        follower.look(answer.status, crew.names, answer.at)
                 show_joined(panel, starting, names, crew.ages(answer.at), config.run.dir)
         if weights is not None and (answer := weights.take()):
             crew.examine_weights(answer)
@@ -443,6 +450,19 @@ def watch(
     panel.update(folder, config, restarts=crew.restarts, last=True)
     if not (folder / RESULT).exists():
         raise crew.failed(LEARNER)
+
+
+def follower_of(config: RunConfig, folder: Path, note: Callable[[str], None]) -> Follower | None:
+    """Return what carries out the broker's advice; None where it is only shown."""
+    fleet = config.fleet
+    if not fleet.auto:
+        return None
+    launched = launched_of(folder)
+    if launched is not None and launched.engine in SCALED_BY_CLIENT:
+        note(f"fleet.auto: {launched.engine} scales this run, by its own client; the advice is only shown")
+        return None
+    roles = ("generator", ACTOR) if fleet.actors is not None else ("generator",)
+    return Follower(folder, roles, starts=config.generator.count > 0, note=note)
 
 
 def resize(crew: Crew, wanted: WantedFile) -> None:

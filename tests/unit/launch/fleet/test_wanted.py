@@ -97,3 +97,48 @@ def test_the_file_keeps_what_was_asked_before(tmp_path):
 @given(st.text(max_size=200))
 def test_any_text_in_the_file_is_survived(text):
     assert isinstance(parse(text), Wanted)
+
+
+# --- following the broker's advice ------------------------------------------------------------------------
+
+
+def answer(generators, *, peers, actors=1, measured=True):
+    advice = {"generators": generators, "actors": actors, "reason": "because", "measured": measured}
+    return {"peers": peers, "fleet": {"wanted": advice}}
+
+
+def here(*names, **more):
+    return [{"name": name, "role": name.partition("-")[0], "connected_s": 9.0, **more} for name in names]
+
+
+def test_a_follower_writes_what_the_broker_advises_once(tmp_path):
+    said = []
+    follower = wanted.Follower(tmp_path, ["generator"], starts=True, note=said.append)
+    peers, started = here("generator-0", "actor-0"), ["broker", "generator-0", "actor-0"]
+    follower.look(answer(2, peers=peers, measured=False), started, 0.0)
+    follower.look(answer(1, peers=peers), started, 1.0)
+    assert not (tmp_path / "wanted.json").exists()
+    follower.look(answer(2, peers=peers, actors=5), started, 2.0)
+    assert wanted.read(tmp_path) == Wanted(generators=2)
+    assert said == ["generators: 1 now, 2 wanted; the supervisor of the head starts 1: because"]
+    follower.look(answer(2, peers=peers), [*started, "generator-1"], 3.0)
+    assert len(said) == 1
+    follower.look(answer(1, peers=here("generator-0", "generator-1")), [*started, "generator-1"], 70.0)
+    assert wanted.read(tmp_path).generators == 1
+
+
+def test_a_follower_lets_the_youngest_of_another_host_leave(tmp_path):
+    said = []
+    follower = wanted.Follower(tmp_path, ["generator"], starts=False, note=said.append)
+    peers = [*here("generator-a-0"), *here("generator-b-0"), *here("generator-c-0", leaving=True)]
+    peers[1]["connected_s"] = 3.0
+    follower.look(answer(1, peers=peers), [], 0.0)
+    assert [one.name for one in wanted.read(tmp_path).leaving] == ["generator-b-0"]
+
+
+def test_a_head_that_starts_nothing_does_not_grow(tmp_path):
+    said = []
+    follower = wanted.Follower(tmp_path, ["generator"], starts=False, note=said.append)
+    follower.look(answer(4, peers=here("generator-a-0")), [], 0.0)
+    assert not said
+    assert not (tmp_path / "wanted.json").exists()
