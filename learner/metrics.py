@@ -56,6 +56,7 @@ def rollout_metrics(arrived: Sequence[Trajectory], trained: Sequence[Trajectory]
     returns = np.array([t.return_ for t in finished])
     turns = np.array([t.action_turns for t in finished])
     correct = share_correct(finished)
+    lengths = [t.window_tokens for t in trained if t.origin == "own"]
     right = {} if correct is None else {"rollout/correct_share": correct}
     return (
         failed_share
@@ -66,7 +67,7 @@ def rollout_metrics(arrived: Sequence[Trajectory], trained: Sequence[Trajectory]
             "rollout/return_mean": float(returns.mean()),
             "rollout/return_std": float(returns.std()),
             "rollout/length_mean_tokens": float(np.mean([t.action_tokens for t in finished])),
-            "rollout/length_trained_mean_tokens": float(np.mean([t.window_tokens for t in trained] or [0])),
+            "rollout/length_trained_mean_tokens": float(np.mean(lengths or [0])),
             "rollout/turns_mean": float(turns.mean()),
             "rollout/branches_mean": float(np.mean([t.branch_count for t in finished])),
             "rollout/begun_anew_fraction": _begun_anew_fraction(finished),

@@ -8,6 +8,7 @@ import pytest
 from learner.advantages import TokenAdvantages
 from learner.curriculum import Curriculum
 from learner.given import Conversation, as_trajectory, given_conversations
+from learner.metrics import rollout_metrics
 from learner.settings.given import GivenConfig
 from learner.settings.learner import LearnerConfig, ReplayConfig
 from learner.settings.rules import contradictions
@@ -56,6 +57,12 @@ def test_given_tokens_are_imitated_and_carry_no_policy_gradient():
     assert (batch.columns["imitation_mask"][len(own) :] > 0).tolist() == TALK.learnt.tolist()
     assert not batch.columns["fresh"][len(own) :].any()
     assert batch.seen_mask.tolist() == [*own.action_mask, *TALK.learnt]
+
+
+def test_the_lengths_of_a_step_are_those_of_what_was_sampled():
+    own = make_trajectory("own", version=0)
+    metrics = rollout_metrics([own], [own, as_trajectory(TALK, "given-0.0")])
+    assert metrics["rollout/length_trained_mean_tokens"] == own.window_tokens != 4
 
 
 @pytest.mark.parametrize(
