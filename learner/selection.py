@@ -227,7 +227,8 @@ def choose(
                 return _first_of(stats.last, waiting, rng)
             return _least_dealt(stats, _some(free & ~stats.failed, free), rng)
         case PruneSelection() | FilterSelection():
-            kept = ~left_out(config, stats)
+            # A task whose only group was lost is as unknown as before: nothing of it is under way.
+            kept = ~left_out(config, stats) | (free & (stats.last < 0))
             return _least_dealt(stats, _some(free & kept, kept, free), rng)
         case ValueSelection():
             fresh = free & (stats.dealt == 0)

@@ -15,7 +15,7 @@ from learner.selection import Answer, TaskStats, choose, near_weights, repeated_
 from learner.settings.budget import UncertaintyBudget
 from learner.settings.learner import EvaluationConfig, LearnerConfig
 from learner.settings.rules import contradictions
-from learner.settings.selection import EpochsSelection, ValueSelection
+from learner.settings.selection import EpochsSelection, FilterSelection, ValueSelection
 from protocol.names import choice_of
 from tests.trajectories import make_trajectory
 
@@ -179,6 +179,18 @@ def test_a_choice_survives_rewards_of_any_size(reward):
     for each in (stats, again):
         rng = np.random.default_rng(0)
         assert {choose(config, each, rng) for _ in range(40)} == {0, 1, 2}
+
+
+def test_a_task_whose_first_group_was_lost_is_not_filtered_out():
+    """A failed environment says nothing of a task."""
+    config, stats = FilterSelection(tasks=3), TaskStats(tasks=3)
+    for task in range(3):
+        stats.deal(task)
+    stats.add(1, 1, [Answer(0.0)])
+    stats.add(2, 2, [Answer(1.0)])
+    rng = np.random.default_rng(0)
+    assert {choose(config, stats, rng) for _ in range(20)} == {0, 2}
+    assert {choose(config, stats, rng, busy=[0]) for _ in range(20)} == {2}, "its group may come yet"
 
 
 def test_the_nearest_task_is_taken_at_any_temperature():
