@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 
 def bin_edges(values: Sequence[float], bins: int, *, whole: bool = False) -> list[float]:
     """Return the edges of equally wide bins of round width that hold all values.
@@ -32,9 +34,6 @@ def histogram(values: Sequence[float], edges: Sequence[float]) -> list[int]:
         >>> histogram([0.0, 0.5, 1.0, 1.9], [0.0, 1.0, 2.0])
         [2, 2]
     """
-    counts = [0] * (len(edges) - 1)
-    width = edges[1] - edges[0]
-    for value in values:
-        place = min(len(counts) - 1, max(0, math.floor((value - edges[0]) / width + 1e-9)))
-        counts[place] += 1
-    return counts
+    width, bins = edges[1] - edges[0], len(edges) - 1
+    places = np.floor((np.asarray(values, np.float64) - edges[0]) / width + 1e-9).clip(0, bins - 1)
+    return [int(count) for count in np.bincount(places.astype(np.int64), minlength=bins)]

@@ -128,7 +128,9 @@ class Row:
     @property
     def lag(self) -> int | None:
         """Largest policy lag of a token when it was trained; None if it was not."""
-        return max((lag for piece in self.pieces for lag, _ in piece.lags), default=None)
+        # The table asks this of all rows; a list is faster than a generator.
+        found = [lag for piece in self.pieces for lag, _ in piece.lags]
+        return max(found) if found else None
 
     @property
     def versions(self) -> tuple[int, int] | None:

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from operator import itemgetter
 from typing import Any
 
 from launch.errors import BadQuestion
@@ -254,10 +253,11 @@ def selected(index: JournalIndex, config: RunConfig | None, given: Mapping[str, 
     if sort.removeprefix("-") == "place":
         return list(reversed(rows)) if down else list(rows)
     # Missing values come last, whatever the direction.
-    values = [(key(row), row) for row in rows]
-    known = [pair for pair in values if pair[0] is not None]
-    known.sort(key=itemgetter(0), reverse=down)
-    return [*(row for _, row in known), *(row for value, row in values if value is None)]
+    values = [key(row) for row in rows]
+    known = [place for place, value in enumerate(values) if value is not None]
+    known.sort(key=values.__getitem__, reverse=down)
+    missing = [row for row, value in zip(rows, values, strict=True) if value is None]
+    return [rows[place] for place in known] + missing
 
 
 def table_page(
@@ -308,7 +308,7 @@ def worst_tasks(rows: Sequence[Row], config: RunConfig | None) -> list[dict[str,
     """
     found: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
-        if (task := held_out_task(row)) is not None:
+        if row.purpose == "eval" and (task := held_out_task(row)) is not None:
             found.setdefault(task, []).append(row)
     reward = rewards_by(config)
     worst = list[dict[str, Any]]()
