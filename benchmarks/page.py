@@ -43,7 +43,7 @@ COMMANDS = {
     "plan-smollm2": "plan recipes/smollm2.toml --calibrate 60 --seconds 120",
     "ratios": "ratios",
     "frontier": "frontier results --plot docs/images/staleness.png",
-    "versus_trl-sums": "versus_trl --tasks sums",
+    "versus_trl-easy-sums": "versus_trl --tasks easy-sums --seeds 0 1 2 3 4 5 6 7",
     "view-beside": "view beside",
     "view-large": "view large",
     "weights": "weights --repetitions 5",
