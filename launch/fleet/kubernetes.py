@@ -296,7 +296,8 @@ def _pod(
             {"name": "data", "persistentVolumeClaim": {"claimName": site.data_claim, "readOnly": True}}
         )
         mounts.append({"name": "data", "mountPath": DATA_FOLDER, "readOnly": True})
-    tolerations: list[Object] = [{"key": key, "operator": "Exists"} for key in site.tolerations]
+    tolerated = site.tolerations if host else site.head_tolerations
+    tolerations: list[Object] = [{"key": key, "operator": "Exists"} for key in tolerated]
     if host:
         tolerations += [
             {

@@ -18,6 +18,7 @@ class HostActor:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._leaving = False
 
     def run(self, ticket: str, command: str, folder: str, number: int) -> int:
         """Run a host until it ends. Return its exit code.
@@ -41,10 +42,14 @@ class HostActor:
                 cwd=there,
                 env=os.environ | {TASK: f"{number}-{secrets.token_hex(2)}"},
             )
+        # Invariant: `drain` runs in another thread, and may have come before there was a process.
+        if self._leaving:
+            self._process.terminate()
         self._process.communicate(ticket.encode())
         return self._process.returncode
 
     def drain(self) -> None:
         """Ask the host to end its work; `run` returns when it has."""
+        self._leaving = True
         if self._process is not None:
             self._process.terminate()

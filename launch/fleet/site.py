@@ -148,7 +148,9 @@ class KubernetesSite(Section):
     head_node_selector: dict[Label, Label] = Field(default_factory=dict)
     """Labels of nodes for the head."""
     tolerations: tuple[Label, ...] = Field((), strict=False)
-    """Keys of taints that all pods tolerate, for example those of preemptible nodes."""
+    """Keys of taints that generators and actors tolerate, for example those of preemptible nodes."""
+    head_tolerations: tuple[Label, ...] = Field((), strict=False)
+    """Keys of taints that the head tolerates."""
     monitor: bool = False
     """Whether to make a ServiceMonitor, for clusters with the Prometheus operator."""
     grace_s: int = Field(90, ge=1)

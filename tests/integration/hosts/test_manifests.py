@@ -23,7 +23,7 @@ FULL = KubernetesSite(
     head_gpus=2, gpu_resource="amd.com/gpu", cpus="4", memory="32Gi", head_cpus="500m", head_memory="64Gi",
     actor_cpus="2", actor_memory="4Gi", shm="12Gi", head_shm="24Gi", volume="100Gi", storage_class="fast",
     data_claim="models", env_secret="hub", node_selector={"pool": "true"}, head_node_selector={"a.b/c": "1"},
-    tolerations=("spot", "nvidia.com/gpu"), monitor=True, grace_s=45, port=6000,
+    tolerations=("spot", "nvidia.com/gpu"), head_tolerations=("nvidia.com/gpu",), monitor=True, grace_s=45, port=6000,
 )  # fmt: skip
 
 

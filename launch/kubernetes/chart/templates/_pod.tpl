@@ -99,9 +99,10 @@ spec:
     {{- if $values.data_claim }}
     - {name: data, persistentVolumeClaim: {claimName: {{ $values.data_claim }}, readOnly: true}}
     {{- end }}
-  {{- if or $host $values.tolerations }}
+  {{- $tolerated := ternary $values.tolerations $values.head_tolerations $host }}
+  {{- if or $host $tolerated }}
   tolerations:
-    {{- range $values.tolerations }}
+    {{- range $tolerated }}
     - {key: {{ . }}, operator: Exists}
     {{- end }}
     {{- if $host }}

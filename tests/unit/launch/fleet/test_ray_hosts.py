@@ -128,7 +128,12 @@ def test_an_actor_runs_a_host_with_its_ticket_and_drains_it(programs):
     assert (programs / "prepared").exists()
 
     (programs / "once").touch()
-    assert actor.run("another", command, str(programs), 7) == 0
+    assert HostActor().run("another", command, str(programs), 7) == 0
+    # Asked to drain before there is a process, it ends all the same.
+    (programs / "once").unlink()
+    leaving = HostActor()
+    leaving.drain()
+    assert leaving.run("another", command, str(programs), 7) in (75, -signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
