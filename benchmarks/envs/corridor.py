@@ -45,11 +45,10 @@ class CorridorSuite:
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
         """Return an episode with random doors, so that a warm start favours none."""
-        doors = self._drawn(index, 1)
-        pairs = [
-            (self.message(index, room), {"role": "assistant", "content": d}) for room, d in enumerate(doors)
-        ]
-        return [message for pair in pairs for message in pair]
+        talk: list[ChatMessage] = []
+        for room, door in enumerate(self._drawn(index, 1)):
+            talk += [self.message(index, room), {"role": "assistant", "content": door}]
+        return talk
 
     async def close(self) -> None:
         pass
