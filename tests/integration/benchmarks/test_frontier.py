@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from benchmarks.frontier import loop
 from benchmarks.frontier.cells import Cell, config_of
@@ -47,6 +48,25 @@ def test_a_cell_depends_on_its_seeds_alone_and_not_on_who_looks(job, tmp_path):
     )
     assert (first.curve[:6], first.score) == (same.curve[:6], same.score)
     assert first.curve != other.curve
+
+
+def test_turns_that_the_environment_answers_are_played_to_their_end(job):
+    """Three doors, each an answer of at most two tokens, with the number of the room between them."""
+    _, _, model = job
+    learner = config_of(Cell("corridor", "uncorrected", lag=0, seed=0, rate=1.0)).learner
+    suite = make_suite("benchmarks/envs/corridor.py:CorridorSuite", {"rooms": 3, "doors": 2, "corridors": 1})
+    player = loop.Player(suite, learner, model)
+    theirs = PlainModel(player.shape, load_file(model / "model.safetensors"), player.positions)
+    played = player.play(theirs, 5, indices=[0, 1], members=4, seed=[1])
+    assert len(played) == 8
+    for t in played:
+        actions = [turn for turn in t.turns if turn.action]
+        assert len(actions) == 3
+        assert all(1 <= turn.end - turn.start <= 2 for turn in actions)
+        assert [reward.name for reward in t.rewards] == ["through"]
+        assert t.correct == (t.rewards[0].value == 1.0)
+        assert (t.policy_version[t.action_mask] == 5).all()
+        assert (t.logp_behaviour[t.action_mask] < 0).all()
 
 
 def test_a_sampler_that_computes_something_else_is_refused(job, tmp_path, monkeypatch):
