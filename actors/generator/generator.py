@@ -369,7 +369,9 @@ async def relay(
         yield ""
         return
     host, port = split_address("generator.weights_http", config.weights_http, keys)
-    server = WeightsServer(run, cache.locate, cache.folder.parent, keys, passes_on=True)
+    server = WeightsServer(
+        run, cache.locate, cache.folder.parent, keys, passes_on=True, prepares=cache.prepares
+    )
     async with serving(server, host, port) as bound:
         at = endpoint_for_actors(
             f"tcp://{f'[{host}]' if ':' in host else host}:{bound}", config.advertised_host, broker

@@ -251,6 +251,7 @@ class WeightsServer:
             not there. It may block, and is called until it returns a folder.
         transfers: transfers that may go on at a time.
         passes_on: whether chunks of versions that are still being fetched are served, as they come.
+        prepares: returns whether the source of this host prepares a version (epoch, number), so that others wait.
     """
 
     def __init__(
@@ -263,8 +264,10 @@ class WeightsServer:
         *,
         transfers: int = MAX_TRANSFERS,
         passes_on: bool = False,
+        prepares: Callable[[int, int], bool] = lambda epoch, version: False,
     ) -> None:
         self._run, self._shelf = run, VersionOpener(run, locate, scratch, passes_on=passes_on)
+        self._prepares = prepares
         self.keys, self._model_folder = keys, model
         self._model: Path | None = None
         self._held: dict[VersionKey, OpenVersion] = {}
@@ -302,7 +305,7 @@ class WeightsServer:
                         waits = True
                         await asyncio.sleep(LOOK_S)
         except TimeoutError:
-            if waits:
+            if waits and not self._prepares(epoch, version):
                 raise _not_yet(f"version {version} is not here yet") from None
             return web.Response(status=202, headers={"Retry-After": "1"})
         except WeightsError as error:

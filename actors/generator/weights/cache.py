@@ -197,6 +197,8 @@ class Cache:
 
         Invariant: it is replaced and never changed, because the thread that fetches writes it and others read it.
         """
+        self._preparing: tuple[int, int] | None = None
+        """Epoch and version for which a source says that it prepares the answer."""
         self._run, self._access = run, access
         self._cancelled = threading.Event()
         self._shared = CacheFolder(folder, self._cancelled)
@@ -209,6 +211,10 @@ class Cache:
     def locate(self, epoch: int, version: int) -> Path:
         """Return the folder of a version. It exists only if the cache holds the whole version."""
         return self._shared.locate(epoch, version)
+
+    def prepares(self, epoch: int, version: int) -> bool:
+        """Return whether a source prepares this version for this process, so that the hosts behind it should wait."""
+        return self._preparing == (epoch, version)
 
     def obtain(
         self, epoch: int, version: int, sources: Sequence[str], root: str = "", *, ordered: bool = False
@@ -261,7 +267,12 @@ class Cache:
         try:
             base = self._shared.newest()
             for told_by in dict.fromkeys((base, None)):
-                manifest = source.manifest(epoch, version, told_by, behind)
+                try:
+                    manifest = source.manifest(
+                        epoch, version, told_by, behind, lambda: self._note_preparing(epoch, version)
+                    )
+                finally:
+                    self._preparing = None
                 self._check(manifest, epoch, version, root)
                 try:
                     return self._complete(url, manifest, told_by, behind)
@@ -270,6 +281,10 @@ class Cache:
         finally:
             source.close()
         raise SourceFailed("sends a delta where the whole version was asked for")
+
+    def _note_preparing(self, epoch: int, version: int) -> None:
+        # Invariant: only what a source says is passed on, so that two relays cannot wait for each other.
+        self._preparing = epoch, version
 
     def _connect(self, url: str) -> Source:
         try:

@@ -85,7 +85,14 @@ class Source:
         self._access, self._cancelled = access, cancelled
         self._connection: http.client.HTTPConnection | None = None
 
-    def manifest(self, epoch: int, version: int, base: Base | None, behind: int = 0) -> Manifest:
+    def manifest(
+        self,
+        epoch: int,
+        version: int,
+        base: Base | None,
+        behind: int = 0,
+        preparing: Callable[[], None] = lambda: None,
+    ) -> Manifest:
         """Return the manifest of a version, or of a delta from ``base`` if this source can make one.
 
         Args:
@@ -93,6 +100,7 @@ class Source:
             version: number of the version.
             base: version that this host has.
             behind: sources that could be asked instead. A relay may take `START_S` and longer to begin.
+            preparing: called when the source says that it prepares the answer, which may take `PREPARE_S`.
 
         Raises:
             SourceFailed: the source cannot be used now.
@@ -100,11 +108,11 @@ class Source:
             Cancelled: this process ends.
         """
         path = f"/v1/{epoch}/{version}/manifest{_query(base)}"
-        began = time.monotonic()
+        began = heard = time.monotonic()
         while True:
             with self._request(path, {}) as response:
                 not_yet = response.status == 404 and "Retry-After" in response.headers
-                if not_yet and behind and time.monotonic() - began > START_S + HOP_S * behind:
+                if not_yet and behind and time.monotonic() - heard > START_S + HOP_S * behind:
                     raise SourceFailed("has not begun with the version")
                 if response.status != 202 and not (not_yet and behind):
                     self._expect(response, 200)
@@ -112,6 +120,9 @@ class Source:
                     self._fill(self._body(response, len(content)), memoryview(content))
                     break
                 response.read()
+                if response.status == 202:
+                    heard = time.monotonic()
+                    preparing()
             if time.monotonic() - began > PREPARE_S:
                 raise SourceFailed(f"has prepared the version for more than {PREPARE_S:g} s")
             if self._cancelled.wait(POLL_S):

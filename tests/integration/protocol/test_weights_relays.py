@@ -1,6 +1,7 @@
 """Relays pass verified chunks on while they fetch; one that lies, dies, stalls or is slow is left for the next."""
 
 import contextlib
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -34,7 +35,8 @@ def caches(tmp_path):
 
 @pytest.fixture
 def relay(caches, tmp_path):
-    with server(caches[0].folder, tmp_path, locate=caches[0].locate, passes_on=True) as address:
+    held = caches[0]
+    with server(held.folder, tmp_path, locate=held.locate, passes_on=True, prepares=held.prepares) as address:
         yield address
 
 
@@ -81,6 +83,48 @@ def test_a_delta_is_passed_on(versions, url, caches, relay):
         assert learner.passed == 0
     assert caches[1].fetched_bytes - before < 0.1 * size_of(source)
     assert read_manifest(behind).encoding == "full"
+
+
+def test_a_relay_whose_source_prepares_a_delta_is_waited_for(versions, url, caches, relay, monkeypatch):
+    write(versions, 7)
+    for cache in caches:
+        cache.obtain(1, 7, [url])
+    made, asked, ready = protocol.weights.server.VersionOpener.delta, threading.Event(), threading.Event()
+    monkeypatch.setattr(protocol.weights.server, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(fetch, "START_S", 0.5)
+    monkeypatch.setattr(fetch, "HOP_S", 0.0)
+
+    def slow(opener, new, base):
+        assert ready.wait(60)
+        return made(opener, new, base)
+
+    def passed_on(source, *arguments, **settings):
+        if source.url == relay:
+            asked.set()
+        return manifest(source, *arguments, **settings)
+
+    manifest = fetch.Source.manifest
+    monkeypatch.setattr(protocol.weights.server.VersionOpener, "delta", slow)
+    monkeypatch.setattr(fetch.Source, "manifest", passed_on)
+    source = write(versions, 8, step=0.01)
+    with proxy(url) as learner, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(caches[0].obtain, 1, 8, [url], ordered=True)
+        deadline = time.monotonic() + 60
+        while not caches[0].prepares(1, 8):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        behind = pool.submit(caches[1].obtain, 1, 8, [relay, learner.url], ordered=True)
+        assert asked.wait(60)
+        # As for a large model: longer than a relay may take to begin.
+        with pytest.raises(TimeoutError):
+            behind.result(2.0)
+        monkeypatch.setattr(fetch, "START_S", 60.0)
+        ready.set()
+        assert same(first.result(60), source)
+        assert same(behind.result(60), source)
+        assert learner.passed == 0
+    assert not caches[0].prepares(1, 8)
+    assert not caches[1].complaints
 
 
 def test_a_relay_that_lies_is_left_out_for_good(versions, url, caches, relay, caplog):
