@@ -17,6 +17,7 @@ from launch.plan.observations import last_run, rates_data, steps_of
 from launch.plan.parts import Setting
 from launch.plan.rates import (
     SETTING,
+    UNMEASURED_SEGMENTS,
     Measured,
     MeasuredRates,
     check_overrides,
@@ -24,7 +25,7 @@ from launch.plan.rates import (
     load_rates,
     rates_from,
 )
-from launch.plan.simulation import Prediction, setting_of, simulate
+from launch.plan.simulation import Prediction, sample_of, setting_of, simulate
 from launch.run_file.sections import RunConfig
 from launch.run_folder import saved_settings
 from learner.run_files import METRICS
@@ -68,6 +69,7 @@ def plan(args: argparse.Namespace, config: RunConfig) -> int:
         rates, notes = rates_of_run(found, config, args.rate), [FROM_METRICS]
     rows = [(setting, simulate(rates, setting)) for setting in settings]
     notes += warnings(rates, settings)
+    notes += crowds(rates, rows)
     checked = check(rates, settings[0]) if rates.measured else None
     if args.json:
         sys.stdout.write(json.dumps(as_json(path, rates.measured, rows, checked, notes), indent=1) + "\n")
@@ -202,6 +204,25 @@ def warnings(rates: MeasuredRates, settings: Sequence[Setting]) -> Iterator[str]
             f"the rates were measured with run.mode = {rates.measured.mode!r}: how much learner and generators slow "
             "each other down may be another now"
         )
+
+
+def crowds(rates: MeasuredRates, rows: Sequence[tuple[Setting, Prediction]]) -> Iterator[str]:
+    """Yield which plans were simulated as a sample of equal generators, and where a broker is full."""
+    for setting, outcome in rows:
+        small = sample_of(rates, setting)
+        if small is not setting:
+            yield (
+                f"{setting.generators:,} generators are simulated as {small.generators} that stand for "
+                f"{small.stands_for:,.0f} each"
+            )
+        if outcome.brokers > 1:
+            limit = rates.broker.segments_per_second
+            known = "not measured here" if limit == UNMEASURED_SEGMENTS else "as the rates say"
+            sent = f"{setting.generators:,} generators send {outcome.segments_per_second:,.0f} segments/s"
+            yield (
+                f"{sent}, and a broker takes {limit:,.0f} ({known}): that needs {outcome.brokers} brokers, and a run "
+                "has one; longer turns make fewer segments"
+            )
 
 
 # --- output -------------------------------------------------------------------------------------------------

@@ -103,6 +103,8 @@ class SimulatedWork:
 
 
 EPSILON = 1e-9
+GOLDEN = 0.618033988749895
+"""Golden ratio, by which numbers spread evenly, however many there are."""
 
 
 @dataclass(frozen=True)
@@ -447,9 +449,21 @@ class SimulatedActors:
         """Return the generator of an episode's next turn; at first the one its actor has fewest requests at."""
         streams = self._streams[episode.actor]
         if episode.generator < 0:
-            episode.generator = streams.index(min(streams))
+            episode.generator = self._least(streams, episode.actor)
         streams[episode.generator] += 1
         return episode.generator
+
+    def _least(self, streams: list[float], actor: int) -> int:
+        """Return the generator with the fewest of an actor's requests.
+
+        With more generators than episodes of an actor, actors begin at different ones, as in the real system.
+        """
+        least = min(streams)
+        if self._episodes < len(streams):
+            begin = int(actor * GOLDEN % 1 * len(streams))
+            if least in streams[begin:]:
+                return streams.index(least, begin)
+        return streams.index(least)
 
     def answered(self, episode: SimulatedEpisode) -> None:
         """Take note that a turn has ended."""

@@ -3,6 +3,7 @@
 docs/run/capacity.md explains every field.
 """
 
+import math
 import random
 import tomllib
 from collections.abc import Sequence
@@ -61,6 +62,26 @@ class Law(Section):
         assert self.log_normal is not None
         median, deviation = self.log_normal
         return median * rng.lognormvariate(0.0, deviation)
+
+    def mean(self) -> float:
+        """Return the mean of many values.
+
+        Example:
+            >>> Law(uniform=(2.0, 6.0)).mean(), Law(values=(1.0, 2.0)).mean(), Law(fixed=3.0).mean()
+            (4.0, 1.5, 3.0)
+        """
+        if self.fixed is not None:
+            return self.fixed
+        if self.values is not None:
+            return sum(self.values) / len(self.values)
+        if self.uniform is not None:
+            return sum(self.uniform) / 2
+        if self.log_uniform is not None:
+            low, high = self.log_uniform
+            return (high - low) / math.log(high / low) if high > low else low
+        assert self.log_normal is not None
+        median, deviation = self.log_normal
+        return median * math.exp(deviation**2 / 2)
 
     def draw_count(self, rng: random.Random, least: int) -> int:
         """Draw a whole number, rounded at random so that the mean stays, and not below ``least``."""
@@ -204,10 +225,13 @@ class SharingRates(Section):
         return self.slowdown * max(1.0, at_work / max(2, self.cores) if self.cores else 1.0)
 
 
+UNMEASURED_SEGMENTS = 7_500.0
+
+
 class BrokerRates(Section):
     """`[broker]`: what one broker takes."""
 
-    segments_per_second: float = Field(7_500.0, gt=0)
+    segments_per_second: float = Field(UNMEASURED_SEGMENTS, gt=0)
     """Segments that one broker stores in a second. The default was measured with encryption and a synced journal, on
     one core; `python -m benchmarks.broker` measures another machine."""
 

@@ -13,10 +13,11 @@ The simulation follows the rules of the system:
 docs/run/capacity.md says what is left out.
 """
 
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from launch.errors import ConfigError, Stuck
@@ -439,6 +440,10 @@ class Simulation:
 
 
 WARM_UP_STEPS = 5
+LARGEST_WHOLE = 64
+"""Most generators that are always simulated one by one."""
+MOST_TURNS = 200_000
+"""Most turns of a simulation of more generators: some five seconds of a processor."""
 
 
 @dataclass(frozen=True)
@@ -460,6 +465,10 @@ class Prediction:
     """Mean number of sequences under way in a generator."""
     first_step_seconds: float
     """Seconds from the start until the first step has ended."""
+    segments_per_second: float
+    """Segments that the broker stores."""
+    brokers: int
+    """Brokers that take these segments."""
 
 
 def setting_of(config: RunConfig) -> Setting:
@@ -493,6 +502,7 @@ def setting_of(config: RunConfig) -> Setting:
         publish_every=learner.publish_every,
         needed=learner.under_way == "needed",
         recomputes=config.generator.kv_on_update_used == "recomputed",
+        segment_tokens=config.actor.segment_tokens,
         seed=config.run.seed,
     )
 
@@ -503,6 +513,7 @@ def simulate(rates: MeasuredRates, setting: Setting) -> Prediction:
     The warm-up takes `WARM_UP_STEPS` plus the lag bound in steps, and lasts until all generators and actors
     have joined.
     """
+    asked, setting = setting, sample_of(rates, setting)
     simulation = Simulation(rates, setting)
     simulation.run(1)
     first = simulation.now
@@ -511,7 +522,70 @@ def simulate(rates: MeasuredRates, setting: Setting) -> Prediction:
         simulation.run(simulation.ledger.steps + 1)
     before = _snapshot(simulation)
     simulation.run(simulation.ledger.steps + setting.steps)
-    return _outcome(setting, before, _snapshot(simulation), first)
+    found = _outcome(setting, rates, before, _snapshot(simulation), first)
+    return found if setting is asked else _of_all(found, setting, rates)
+
+
+def sample_of(rates: MeasuredRates, setting: Setting) -> Setting:
+    """Return a setting with fewer generators, actors and groups, each of which stands for as many alike.
+
+    A thousand generators play tens of millions of turns. Where these are too many, generators, actors and the groups
+    of a batch are divided by the same number, and the learner's time for a token is multiplied by it. Rates of the
+    sample then differ from those of all by chance alone: a batch waits for the longest of fewer groups.
+
+    Example:
+        >>> from launch.plan.rates import check_rates
+        >>> points = [{"sequences": 1, "tokens_per_second": 10}]
+        >>> learner, episode = {"seconds_per_token": 1}, {"turn_tokens": 9}
+        >>> rates = check_rates({"generator": {"decode": points}, "learner": learner, "episode": episode}, "a")
+        >>> small = sample_of(rates, Setting(generators=1000, actors=2000, batch_groups=16_000, members=8))
+        >>> small.generators, small.actors, small.batch_groups, round(small.stands_for, 1)
+        (20, 40, 320, 50.0)
+        >>> sample_of(rates, Setting(generators=64, batch_groups=10_000)).generators
+        64
+    """
+    steps = WARM_UP_STEPS + setting.max_policy_lag + setting.steps
+    turns = steps * setting.batch_groups * setting.members * rates.episode.turns.mean()
+    least = -(-setting.generators // LARGEST_WHOLE)
+    if setting.generators <= LARGEST_WHOLE or turns <= MOST_TURNS:
+        return setting
+    divisor = min(setting.batch_groups, max(least, math.ceil(turns / MOST_TURNS)), setting.generators)
+    first = max(1, setting.generators // divisor)
+
+    def wrong(generators: int) -> float:
+        factor = setting.generators / generators
+        parts = (setting.batch_groups / factor, setting.actors / factor)
+        return sum(abs(max(1, round(part)) / part - 1) for part in parts)
+
+    # Whole numbers have to be near the same ratio.
+    generators = min(range(first, 2 * first + 1), key=wrong)
+    factor = setting.generators / generators
+    return replace(
+        setting,
+        generators=generators,
+        actors=max(1, round(setting.actors / factor)),
+        batch_groups=max(1, round(setting.batch_groups / factor)),
+        join_every_s=setting.join_every_s * factor,
+        stands_for=factor,
+    )
+
+
+def _of_all(found: Prediction, setting: Setting, rates: MeasuredRates) -> Prediction:
+    """Return the prediction of all generators from that of a sample."""
+    factor = setting.stands_for
+    segments = found.segments_per_second * factor
+    return replace(
+        found,
+        trained_tokens_per_second=found.trained_tokens_per_second * factor,
+        sampled_tokens_per_second=found.sampled_tokens_per_second * factor,
+        segments_per_second=segments,
+        brokers=brokers_for(segments, rates),
+    )
+
+
+def brokers_for(segments_per_second: float, rates: MeasuredRates) -> int:
+    """Return how many brokers take these segments."""
+    return max(1, math.ceil(segments_per_second / rates.broker.segments_per_second))
 
 
 @dataclass(frozen=True)
@@ -525,6 +599,7 @@ class _Snapshot:
     idle_s: float
     served_s: float
     sequence_s: float
+    segments: int
 
 
 def _snapshot(simulation: Simulation) -> _Snapshot:
@@ -541,14 +616,18 @@ def _snapshot(simulation: Simulation) -> _Snapshot:
         sum(g.idle_s for g in generators),
         sum(g.served_s for g in generators),
         sum(g.sequence_s for g in generators),
+        sum(g.segments for g in generators),
     )
 
 
-def _outcome(setting: Setting, before: _Snapshot, after: _Snapshot, first: float) -> Prediction:
+def _outcome(
+    setting: Setting, rates: MeasuredRates, before: _Snapshot, after: _Snapshot, first: float
+) -> Prediction:
     seconds = max(1e-12, after.now - before.now)
     lags = after.trained - before.trained
     trained, old = sum(lags.values()), after.old - before.old
     served = max(1e-12, after.served_s - before.served_s)
+    segments = (after.segments - before.segments) / seconds
     return Prediction(
         seconds=after.now - before.now,
         steps_per_second=(after.steps - before.steps) / seconds,
@@ -562,6 +641,8 @@ def _outcome(setting: Setting, before: _Snapshot, after: _Snapshot, first: float
         generator_idle_share=share((after.idle_s - before.idle_s) / served),
         running_mean=(after.sequence_s - before.sequence_s) / served,
         first_step_seconds=first,
+        segments_per_second=segments,
+        brokers=brokers_for(segments, rates),
     )
 
 
