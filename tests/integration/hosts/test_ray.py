@@ -93,6 +93,7 @@ class Cluster:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(60)
+        self._process.stdout.close()
 
     def _answer(self, word):
         # Ray writes pages to standard output.
