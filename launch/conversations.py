@@ -1,4 +1,4 @@
-"""Makes tokens, with a mask of what is learnt, of an environment's solutions and of the files of `[learner.given]`."""
+"""Makes tokens, with a mask of what is learnt, of an environment's solutions and of files of conversations."""
 
 import asyncio
 import hashlib
@@ -20,8 +20,8 @@ from envs.rows.reading import DataRow, read_rows
 from launch.errors import ConfigError
 from launch.run_file.sections import RunConfig
 from learner.given import Conversation
+from learner.settings.given import Conversations
 
-FIELD = "learner.given.file"
 TOKENS, MASK = "token_ids", "action_mask"
 """Columns of a row that holds tokens, as `offbeat journal export` writes them."""
 MESSAGES, PROMPT = "messages", "prompt"
@@ -44,7 +44,7 @@ def renderer_of(config: RunConfig, folder: str | Path) -> Renderer:
 
 
 def given_of(config: RunConfig, model: str | Path) -> list[Conversation]:
-    """Return the conversations of `[learner.given]`, rendered for a model; none without that table.
+    """Return the conversations of `[learner.given]` or of a family, rendered for a model; none without these tables.
 
     Conversations without an answer, or longer than `learner.sampling.max_trajectory_tokens`, are left out.
 
@@ -55,12 +55,12 @@ def given_of(config: RunConfig, model: str | Path) -> list[Conversation]:
         ConfigError: there is no conversation to learn from, or a row cannot be read; the text has file and line. Or the
             file has changed since the run was started, so that a step would get other conversations.
     """
-    given = config.learner.given
-    if given is None:
+    if config.learner.conversations is None:
         return []
-    if given.content and hash_of_file(given.file) != given.content:
+    name, source = config.learner.conversations
+    if source.content and hash_of_file(source.file) != source.content:
         raise ConfigError(
-            f"{FIELD}: {given.file} has changed since the run was started, and what was trained so far had the former "
+            f"{name}.file: {source.file} has changed since the run was started, and what was trained so far had the former "
             "one; put it back, or stop the run and go on with --resume --changed"
         )
     return readable(config, renderer_of(config, model))[0]
@@ -76,43 +76,42 @@ def hash_of_file(name: str) -> str:
 
 
 def readable(config: RunConfig, renderer: Renderer) -> tuple[list[Conversation], list[str]]:
-    """Return the conversations of `[learner.given]` that can be learnt from, and remarks on the others.
+    """Return the conversations of the run that can be learnt from, and remarks on the others.
 
     Raises:
         ConfigError: as `given_of` does.
     """
-    given = config.learner.given
-    assert given is not None
+    assert config.learner.conversations is not None
+    name, source = config.learner.conversations
     longest = config.learner.sampling.max_trajectory_tokens
     try:
-        found = list(_of_file(given.file, renderer) if given.file else _of_environment(config, renderer))
+        of_file = _of_file(source.file, f"{name}.file", renderer)
+        found = list(of_file if source.file else _of_environment(config, name, source, renderer))
     except (EnvError, ActorError, LookupError) as error:
-        raise ConfigError(f"learner.given: {error}") from None
+        raise ConfigError(f"{name}: {error}") from None
     answered = [talk for talk in found if talk.learnt[1:].any()]
     kept = [talk for talk in answered if len(talk.token_ids) <= longest]
     remarks = []
     if too_long := len(answered) - len(kept):
         first = next(talk for talk in answered if len(talk.token_ids) > longest)
         remarks.append(
-            f"learner.given: {too_long} of {len(found)} conversations are left out, because they are longer than "
+            f"{name}: {too_long} of {len(found)} conversations are left out, because they are longer than "
             f"learner.sampling.max_trajectory_tokens {longest}; {first.place} has {len(first.token_ids)} tokens"
         )
     if silent := len(found) - len(answered):
-        remarks.append(
-            f"learner.given: {silent} of {len(found)} conversations are left out: they have no answer"
-        )
+        remarks.append(f"{name}: {silent} of {len(found)} conversations are left out: they have no answer")
     if not kept:
-        raise ConfigError("\n".join(remarks) or "learner.given: there are no conversations")
+        raise ConfigError("\n".join(remarks) or f"{name}: there are no conversations")
     return kept, remarks
 
 
-def _of_environment(config: RunConfig, renderer: Renderer) -> Iterable[Conversation]:
-    given = config.learner.given
-    assert given is not None
+def _of_environment(
+    config: RunConfig, name: str, source: Conversations, renderer: Renderer
+) -> Iterable[Conversation]:
     suite = make_suite(config.env.name, config.env.params)
     try:
-        needs, cure = "learner.given needs solutions", "name a file in learner.given.file"
-        talks = demonstrations(suite, given.tasks, needs, cure)
+        needs, cure = f"{name} needs solutions", f"name a file in {name}.file"
+        talks = demonstrations(suite, source.tasks, needs, cure)
     finally:
         # With all roles in one process this thread has a loop, which `asyncio.run` would take away.
         loop = asyncio.new_event_loop()
@@ -122,13 +121,13 @@ def _of_environment(config: RunConfig, renderer: Renderer) -> Iterable[Conversat
         yield _of_talk(f"training task {index}", renderer, talk)
 
 
-def _of_file(name: str, renderer: Renderer) -> Iterable[Conversation]:
-    rows = read_rows(name, FIELD)
+def _of_file(name: str, field: str, renderer: Renderer) -> Iterable[Conversation]:
+    rows = read_rows(name, field)
     for row in rows:
         if TOKENS in row.values:
             yield _of_tokens(row, renderer.vocabulary)
         else:
-            yield _of_talk(row.place, renderer, _talk_of(row))
+            yield _of_talk(row.place, renderer, _talk_of(row, field))
 
 
 def _conversation(place: str, ids: Sequence[int], learnt: Sequence[bool]) -> Conversation:
@@ -175,13 +174,13 @@ def _of_tokens(row: DataRow, vocabulary: int) -> Conversation:
     return _conversation(row.place, ids, mask)
 
 
-def _talk_of(row: DataRow) -> list[ChatMessage]:
+def _talk_of(row: DataRow, field: str) -> list[ChatMessage]:
     """Return the conversation of a row: its messages, or its prompt and its answer."""
     if MESSAGES not in row.values:
         if PROMPT not in row.values:
             has = ", ".join(map(str, row.values))
             raise EnvError(f"{row.place}: no column {MESSAGES!r}, {PROMPT!r} or {TOKENS!r} (columns: {has})")
-        prompt = PromptMaker(PROMPT, "", list(row.values), FIELD).messages(row)
+        prompt = PromptMaker(PROMPT, "", list(row.values), field).messages(row)
         return [*prompt, {"role": "assistant", "content": solution_of(row)}]
     messages = row.values[MESSAGES]
     if not isinstance(messages, list) or not messages:

@@ -75,8 +75,9 @@ ASKED = "config-asked.json"
 """Settings before the head's hardware decided those that are "auto". Other hosts decide them by their own."""
 BY_HAND = "config-learner.json"
 """Settings of a learner that was started by hand."""
-GIVEN = "learner.given.content"
-IDENTITY = ("run.seed", "env.", "model.", "learner.reward.", "learner.family", GIVEN)
+GIVEN = ("learner.given.content", "learner.family.content")
+"""Hashes of files of conversations."""
+IDENTITY = ("run.seed", "env.", "model.", "learner.reward.", "learner.family", *GIVEN)
 """Settings without which a run is a different experiment."""
 WHOLE = ("env.params", "learner.reward.weights")
 """Tables whose keys are the user's, so that a key that only one side has is a difference, too."""
@@ -94,8 +95,8 @@ class Change(NamedTuple):
     def __str__(self) -> str:
         if self.field == "env.content":
             return "a file of the environment (rows, rewards, tools) has changed"
-        if self.field == GIVEN:
-            return "the file of learner.given has changed"
+        if self.field in GIVEN:
+            return f"the file of {self.field.removesuffix('.content')} has changed"
         if self.field.startswith("learner.") and self.field.endswith(".content"):
             return f"the file of the formula of {self.field.removesuffix('.content')} has changed"
         return f"{self.field} is {json.dumps(self.now)}, it was {json.dumps(self.before)}"

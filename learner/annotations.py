@@ -23,7 +23,7 @@ from learner.annotation_files import (
     Floats,
     row_type,
 )
-from learner.trajectory import Trajectory
+from learner.trajectory import FOREIGN, Trajectory
 from learner.update.token_numbers import TokenNumbers
 
 log = logging.getLogger(__name__)
@@ -41,18 +41,20 @@ def rows_of(
     batch, starts = numbers.batch, numbers.batch.starts
     shown = np.concatenate([t.action_mask for t in trajectories])
     for t, start in zip(trajectories, starts.tolist(), strict=False):
-        # What somebody else wrote has no version, no behaviour policy, and no place in the journal.
-        hidden = len(t) if t.origin == "given" else t.window_start
+        # What somebody else wrote has no version and no behaviour policy, and neither it nor what stands behind another
+        # prompt than it was sampled from has its place in the journal.
+        hidden = len(t) if t.origin in (*FOREIGN, "guided") else t.window_start
         shown[start : start + hidden] = False
     place = np.flatnonzero(shown)
     rows = np.zeros(len(place), row_type(floats))
     rows["bits"] = _bits(trajectories, numbers)[place]
     versions = np.concatenate([t.policy_version for t in trajectories])[place]
     rows["lag"] = np.clip(batch.version - versions, 0, MAX_LAG)
-    # Those of the tokens that carried gradient, which are all among the shown ones.
-    own = np.searchsorted(place, numbers.place)
+    # Those of the tokens that carried gradient and are shown.
+    known = shown[numbers.place]
+    own = np.searchsorted(place, numbers.place[known])
     values = np.full((len(NUMBERS), len(place)), np.nan, dtype=np.float32)
-    values[:, own] = [numbers.trained(name) for name in NUMBERS]
+    values[:, own] = [numbers.trained(name)[known] for name in NUMBERS]
     with np.errstate(over="ignore"):
         # A half float ends at 65,504. A ratio above that is shown as infinite, which it is to any reader.
         for name, column in zip(NUMBERS, values, strict=True):

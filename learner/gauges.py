@@ -212,6 +212,12 @@ FAMILY = table(
             'share of the answers behind examples since the last step that are right; only with `kind = "guided"`',
         ),
         Gauge(
+            "family/steered_right_share",
+            "share",
+            "share of the answers behind a demonstration since the last step that are right, and trained behind the "
+            'plain prompt; only with `kind = "steered"`',
+        ),
+        Gauge(
             "family/branched_share",
             "share",
             "share of the later episodes since the last step that begin in the middle of another; only with "
@@ -339,6 +345,12 @@ UPDATE = table(
             "nats",
             "mean negative log-probability of these tokens before the step",
         ),
+        Gauge(
+            "learner/guided_tokens",
+            "tokens",
+            "trained tokens that were sampled behind a note and are trained behind the prompt without it",
+        ),
+        Gauge("learner/taught_tokens", "tokens", "trained tokens that a teacher wrote (`learner.family`)"),
         Gauge("learner/lane_share", "share", "trained tokens that were sampled in a lane"),
         Gauge("learner/lane_temperature", "1", "mean temperature of the lane's answers of the batch"),
         Gauge("learner/padding_fraction", "share", "share of computed positions that were padding"),

@@ -73,7 +73,7 @@ def run_learner(
         generator_dtype: float type in which generators compute, for the comparison of their log-probabilities.
         trackers: names of the trackers that get the report, see `learner.trackers`.
         evaluates_beside: whether generators that only evaluate answer evaluation tasks while training goes on.
-        given: reads the conversations of ``config.given``.
+        given: reads the conversations of ``config.conversations``.
         describe: writes the card of an exported model, see `TrainingRun.describe`.
         tracked: how they show the run; None: by the name of its folder, without settings.
         connect: makes the connection to the broker.
@@ -108,7 +108,7 @@ def run_learner(
         run, run_dir, epoch=begin.epoch, keep=config.keep_versions, url=weights_url, register=engine.register
     )
     report = Report(run_dir, sinks=open_trackers(trackers, tracked or TrackedRun(run, run_dir)))
-    training = wire(config, run_dir, engine, session, publisher, gpu, report, seed=seed)
+    training = wire(config, run_dir, engine, session, publisher, gpu, report, seed=seed, given=given)
     sampled = "bfloat16" if config.publish_dtype == "bfloat16" else generator_dtype
     training.evaluations.beside = session if evaluates_beside else None
     training.trainer.given = given_conversations(config, given, seed=seed)
@@ -157,13 +157,16 @@ def wire(
     report: Report,
     *,
     seed: int,
+    given: Callable[[], Sequence[Conversation]] = tuple,
 ) -> TrainingRun:
     """Assemble a run from its parts."""
     replay = replay_table(config)
     if replay is not None:
         session.intake.rescuable = partial(can_rescue, replay)
     session.intake.route_layers = engine.route_layers
-    session.intake.families = waiting_families(config, session.curriculum, engine.model, seed=seed)
+    session.intake.families = waiting_families(
+        config, session.curriculum, engine.model, seed=seed, given=given
+    )
     samples = SampleLog(run_dir, open_tokenizer(engine.model), seed=seed)
     trainer = Trainer(
         config,

@@ -19,7 +19,7 @@ from learner.trackers.feed import FedSink
 from learner.trackers.opening import TB
 from learner.trackers.sink import Histograms, Samples, Scalars, Sink, Summary, Text
 from learner.trackers.tensorboard import TensorBoardSink
-from learner.trajectory import Trajectory
+from learner.trajectory import FOREIGN, Trajectory
 from protocol.failures import FailureCounts, describe
 from protocol.files import write_whole
 from protocol.gauges import LEARNER_STEP, MAX_GAUGE_NAME
@@ -56,7 +56,7 @@ def rollout_metrics(arrived: Sequence[Trajectory], trained: Sequence[Trajectory]
     returns = np.array([t.return_ for t in finished])
     turns = np.array([t.action_turns for t in finished])
     correct = share_correct(finished)
-    lengths = [t.window_tokens for t in trained if t.origin == "own"]
+    lengths = [t.window_tokens for t in trained if t.origin not in FOREIGN]
     right = {} if correct is None else {"rollout/correct_share": correct}
     return (
         failed_share

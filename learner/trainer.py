@@ -44,7 +44,7 @@ class Totals:
     trained_tokens: int = 0
     replayed_tokens: int = 0
     given_tokens: int = 0
-    """Tokens that somebody else wrote, and that the policy imitated."""
+    """Tokens that somebody else wrote: given conversations, and answers of teachers."""
     taken_tokens: int = 0
     """Action tokens of what was trained for the first time, those that a mask left out included."""
     trained_trajectories: int = 0
@@ -58,9 +58,10 @@ class Totals:
     lag_counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, report: UpdateReport, trajectories: int) -> None:
-        self.trained_tokens += int(report.metrics["learner/trained_tokens"]) - report.replayed_tokens
+        sampled = int(report.metrics["learner/trained_tokens"]) - report.taught_tokens
+        self.trained_tokens += sampled - report.replayed_tokens
         self.replayed_tokens += report.replayed_tokens
-        self.given_tokens += report.given_tokens
+        self.given_tokens += report.given_tokens + report.taught_tokens
         self.trained_trajectories += trajectories
         lags, counts = np.unique(report.histograms["policy_lag_versions"], return_counts=True)
         for lag, count in zip(lags.astype(int).tolist(), counts.tolist(), strict=True):
@@ -374,7 +375,7 @@ class Trainer:
         self.note_missing_routes(report)
         self.note_idle_parts(scalars)
         if self.samples is not None:
-            own = [t for t in trained if t.origin == "own"]
+            own = [t for t in trained if t.origin != "given"]
             self.samples.step(self.step, updated, own, arrived, report.advantages)
         untrained = intake.counts.take_newest()
         if self.annotations is not None and report.tokens is not None:

@@ -134,8 +134,12 @@ def _check(turns: Sequence[Turn], tokens: int) -> None:
         raise BrokenTrajectory(f"the turns end at token {at}, the trajectory at {tokens}")
 
 
-Origin = Literal["own", "given"]
-"""Who wrote a trajectory: a version of the policy that is trained, or somebody else, see `learner.given`."""
+Origin = Literal["own", "replayed", "guided", "taught", "given"]
+"""How a trajectory came into a batch. "own": sampled for it by a version of the policy; "replayed": sampled for an
+earlier one, see `learner.replay`; "guided": sampled behind a note, and trained behind the prompt without it;
+"taught": written by another policy, and valued by the environment; "given": a conversation of `learner.given`."""
+FOREIGN: tuple[Origin, ...] = ("taught", "given")
+"""Origins of tokens that the policy did not write, so that they have no behaviour probability and no version."""
 
 
 def is_right(return_: float, correct: bool | None, above: float = 0.0) -> bool:
@@ -198,13 +202,9 @@ class Trajectory:
     window_start: int = 0
     """First token of the present window; tokens before it are context and were trained in earlier windows."""
     origin: Origin = "own"
-    replayed: bool = False
-    """True if the trajectory comes from the replay table."""
     lane: bool = False
     """True if it was sampled at another temperature than its group, see `learner.lane`. Its behaviour log-probabilities
     are those at its own temperature, and it is trained at 1."""
-    behind_other_prompt: bool = False
-    """True if it was sampled behind a different first prompt, so that its log-probabilities are not of this one."""
     advantage: float | None = None
     """Advantage of a replayed trajectory, or of one in a lane; None: it is computed from the group."""
     stop_reason: str = ""
@@ -265,6 +265,16 @@ class Trajectory:
     def window_tokens(self) -> int:
         """Number of action tokens in the present window."""
         return int(self.action_mask[self.window_start :].sum())
+
+    @property
+    def replayed(self) -> bool:
+        """Whether the trajectory comes from the replay table."""
+        return self.origin == "replayed"
+
+    @property
+    def solved(self) -> bool:
+        """Whether the answer is right: as the environment says, or by a return above 0 where it says nothing."""
+        return is_right(self.return_, self.correct)
 
     @property
     def baseline(self) -> bool:

@@ -21,7 +21,7 @@ from launch.errors import ConfigError
 from launch.run_file.sections import RunConfig
 from learner.rewards import needed_marks, needed_rewards
 from learner.selection import repeated_share, task_index
-from learner.settings.families import HintFamily, JudgeFamily, RetryFamily, quoted_answers
+from learner.settings.families import HintFamily, JudgeFamily, RetryFamily, SteeredFamily, quoted_answers
 from learner.settings.learner import RESCUE_RULES, LearnerConfig
 from learner.settings.selection import TaskList
 
@@ -414,9 +414,10 @@ def lacking(learner: LearnerConfig, facts: SuiteFacts) -> Iterator[str]:
             f'learner.family.kind is "{family.kind}", which needs a prompt of one growing conversation, but the '
             "environment writes every prompt itself; take [learner.family] out"
         )
-    if isinstance(family, HintFamily) and facts.hints is False:
+    solutions = isinstance(family, SteeredFamily) and family.own
+    if (isinstance(family, HintFamily) or solutions) and facts.hints is False:
         yield (
-            'learner.family.kind is "hint" but the environment gives no hints; add StepResult.hints '
+            f'learner.family.kind is "{family.kind}" but the environment gives no hints; add StepResult.hints '
             "(docs/extend/environments.md), which the suite rows does with env.params.hint = COLUMN and reasoning_gym "
             "with env.params.hints = true, or take [learner.family] out"
         )

@@ -64,6 +64,7 @@ from launch.run_folder import check_place
 from learner.formulas import hash_of
 from learner.run_files import SHARED_MEMORY
 from learner.settings.formulas import own_formulas, with_own_formulas
+from learner.settings.given import Conversations
 from learner.settings.trackers import missing_packages
 
 CHECKPOINT_BYTES = 12
@@ -280,7 +281,7 @@ def examine(config: RunConfig) -> Examined:
         *shared_ports(config, facts),
     ]:
         raise ConfigError("\n".join(problems))
-    if renderer is not None and config.learner.given is not None:
+    if renderer is not None and config.learner.conversations is not None:
         remarks = [*remarks, *readable(config, renderer)[1]]
     remarks = [*remarks, *rewards_not_seen(config, facts, seen), *try_adapters(config, folder)]
     fitting, few = fitted(config, facts)
@@ -288,9 +289,13 @@ def examine(config: RunConfig) -> Examined:
     learner = with_own_formulas(
         fitting.learner, lambda own: own.model_copy(update={"content": hash_of(own.kind)})
     )
-    if learner.given is not None:
-        given = learner.given.model_copy(update={"content": hash_of_file(learner.given.file)})
-        learner = learner.model_copy(update={"given": given})
+    learner = learner.with_sections(
+        lambda part: (
+            part.model_copy(update={"content": hash_of_file(part.file)})
+            if isinstance(part, Conversations)
+            else part
+        )
+    )
     env = fitting.env.model_copy(update={"content": content})
     fitting = fitting.model_copy(update={"env": env, "learner": learner})
     told = memory(config, size)

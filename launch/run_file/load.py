@@ -20,6 +20,7 @@ from launch.errors import ConfigError
 from launch.run_file.rules import contradictions
 from launch.run_file.sections import RunConfig
 from learner.settings.formulas import with_own_formulas
+from learner.settings.given import Conversations
 
 RECIPES_FOLDER = Path(recipes.__path__[0])
 METHODS_FOLDER = RECIPES_FOLDER / "methods"
@@ -306,9 +307,13 @@ def with_files(config: RunConfig, folder: Path) -> RunConfig:
             update={"kind": code_beside_run_file(own.kind, folder, absolute_beside_run_file)}
         ),
     )
-    if learner.given is not None and learner.given.file:
-        file = beside_run_file(learner.given.file, folder)
-        learner = learner.model_copy(update={"given": learner.given.model_copy(update={"file": file})})
+    learner = learner.with_sections(
+        lambda part: (
+            part.model_copy(update={"file": beside_run_file(part.file, folder)})
+            if isinstance(part, Conversations) and part.file
+            else part
+        )
+    )
     env = config.env.model_copy(update={"name": name, "params": params})
     return config.model_copy(update={"env": env, "learner": learner})
 

@@ -368,6 +368,33 @@ def shaped_imitation(logp: Tensor, *, shaping: float) -> Tensor:
     return torch.sigmoid(logp - math.log(shaping))
 
 
+def shaped_surrogate(logp_current: Tensor, advantage: Tensor, *, shaping: float) -> SurrogateValue:
+    r"""Compute the shaped objective of tokens without a ratio.
+
+    .. math:: A \frac{p}{p + \lambda}, \qquad p = \exp(\text{logp\_current})
+
+    AMPO (arXiv:2510.02227) and ICPO (arXiv:2510.26519), as their programs have it: the behaviour probability is taken
+    as 1, and nothing is clipped.
+
+    Args:
+        logp_current: log-probabilities [N], nats, with gradient.
+        advantage: A [N].
+        shaping: lambda, > 0.
+
+    Returns:
+        (objective [N], clipped: False everywhere).
+
+    Raises:
+        ValueError: the shapes differ, or ``shaping`` is not positive.
+
+    Example:
+        >>> shaped_surrogate(torch.tensor([0.1, 0.9]).log(), torch.tensor([1.0, -2.0]), shaping=0.1).value
+        tensor([ 0.5000, -1.8000])
+    """
+    check_same_shape(logp_current=logp_current, advantage=advantage)
+    return unclipped(advantage * shaped_imitation(logp_current, shaping=shaping))
+
+
 BalanceMeasure = Literal["value", "gradient"]
 BalanceOrder = Literal["paper", "code"]
 

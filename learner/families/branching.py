@@ -227,7 +227,7 @@ def behind_prompt(t: Trajectory, prompt: NDArray[np.int32]) -> Trajectory:
         routed_token=t.routed_token[stays] + np.int32(moved),
         routed_experts=t.routed_experts.reshape(len(stays), -1)[stays].reshape(-1) if stays.any() else EMPTY,
         turns=turns if t.turns else [],
-        behind_other_prompt=True,
+        origin="guided",
     )
 
 

@@ -29,6 +29,7 @@ from learner.settings.families import (
     JudgeFamily,
     RefineFamily,
     RetryFamily,
+    SteeredFamily,
 )
 
 EVERY = 3
@@ -93,7 +94,11 @@ def _of_task(
             pairs = zip(task.actions[:shown], task.observations, strict=False)
             future = "\n".join(text.strip() for pair in pairs for text in pair)
             return [Lesson(number, family.note.replace(FUTURE, future))] if shown else []
-        case GuidedFamily():
+        case SteeredFamily(own=True):
+            return [
+                Lesson(number, family.note.replace(EXAMPLES, attempt_of(task.actions, task.observations)))
+            ]
+        case GuidedFamily() | SteeredFamily():
             others = [tasks[int(k)] for k in rng.integers(len(tasks), size=family.examples)]
             texts = [f"{other.prompt}\n{attempt_of(other.actions, other.observations)}" for other in others]
             return [Lesson(number, filled(family.note, {EXAMPLES: "\n\n".join(texts)}))]

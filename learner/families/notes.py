@@ -23,6 +23,7 @@ from learner.settings.families import (
     HintFamily,
     RefineFamily,
     RetryFamily,
+    SteeredFamily,
 )
 from learner.trajectory import Trajectory, is_right
 from protocol.messages.episodes import Turn
@@ -148,7 +149,7 @@ def hint_levels(hints: Sequence[str], shares: Sequence[float]) -> list[str]:
     return levels
 
 
-def is_solved(config: HintFamily | RetryFamily | GuidedFamily, t: Trajectory) -> bool:
+def is_solved(config: HintFamily | RetryFamily | GuidedFamily | SteeredFamily, t: Trajectory) -> bool:
     """Return whether a trajectory is right, by the rewards that the environment gave."""
     if config.reward:
         return t.reward_by_name.get(config.reward, 0.0) > config.above
@@ -193,6 +194,17 @@ def settle_hints(config: HintFamily, family: TaskFamily) -> Settled:
         [*first.members[:-1], replace(right, group_id=first.group_id)],
         {REPLACED: [first.members[-1]], UNHINTED: [t for t in newest if t is not right]},
     )
+
+
+def example_text(t: Trajectory, asked: str, decode: AnswerText) -> str:
+    """Return the text of a solved task for a note: its prompt, and what was said.
+
+    Args:
+        t: the solved task.
+        asked: text of the prompt of the present task; the lines that both begin and end with are left out.
+        decode: turns tokens into text.
+    """
+    return f"{own_lines(decode(prompt_of(t).tolist()), asked).strip()}\n{transcript(t, decode)}"
 
 
 UNGUIDED, EXAMPLE = "unguided", "example"
@@ -244,9 +256,7 @@ def next_guided(
         return []
     nearest = sorted(solved.values(), key=lambda t: -similarity(t, plain))[: config.examples]
     asked = decode(prompt_of(plain).tolist())
-    texts = [
-        f"{own_lines(decode(prompt_of(t).tolist()), asked).strip()}\n{transcript(t, decode)}" for t in nearest
-    ]
+    texts = [example_text(t, asked, decode) for t in nearest]
     return [ChildTask(filled(config.note, {EXAMPLES: "\n\n".join(texts)}))] * group_size
 
 

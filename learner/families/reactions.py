@@ -29,6 +29,7 @@ from learner.families.notes import (
     settle_hints,
     settle_refined,
 )
+from learner.families.teaching import next_steered, settle_steered
 from learner.settings.families import (
     BranchFamily,
     DraftFamily,
@@ -38,6 +39,7 @@ from learner.settings.families import (
     JudgeFamily,
     RefineFamily,
     RetryFamily,
+    SteeredFamily,
 )
 from learner.trajectory import Trajectory, Unit
 from protocol import names
@@ -56,6 +58,8 @@ class Surroundings:
     """Most tokens of a trajectory."""
     seed: int = 0
     """Seed of the run."""
+    demonstrations: Sequence[Trajectory] = ()
+    """Solved tasks that somebody else wrote, for families of kind "steered"."""
 
 
 def react(config: FamilyConfig, family: TaskFamily, around: Surroundings) -> Sequence[ChildTask]:
@@ -87,6 +91,9 @@ def react(config: FamilyConfig, family: TaskFamily, around: Surroundings) -> Seq
         case GuidedFamily():
             rng = np.random.default_rng([around.seed, family.index])
             return next_guided(config, family, around.group_size, around.decode, rng)
+        case SteeredFamily():
+            rng = np.random.default_rng([around.seed, family.index])
+            return next_steered(config, family, around.demonstrations, around.decode, rng)
         case _:
             assert_never(config)
 
@@ -115,6 +122,8 @@ def settle(config: FamilyConfig, family: TaskFamily, decode: AnswerText | None =
             return settle_retries(config, family)
         case GuidedFamily():
             return settle_guided(config, family)
+        case SteeredFamily():
+            return settle_steered(config, family)
         case _:
             assert_never(config)
 
@@ -127,6 +136,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "branch": ("family/branched_share",),
     "retry": ("family/retried_right_share",),
     "guided": ("family/guided_right_share",),
+    "steered": ("family/steered_right_share",),
 }
 """Metrics of the part that a kind of family is named for, which is idle while they are 0."""
 NAMED = "family/named_share"
@@ -152,7 +162,7 @@ def acts_of(config: FamilyConfig, family: TaskFamily, decode: AnswerText) -> dic
     first, *later = family.stages
     members = [t for stage in later for t in stage.members]
     match config:
-        case HintFamily() | GuidedFamily():
+        case HintFamily() | GuidedFamily() | SteeredFamily():
             last = members if isinstance(config, HintFamily) else _of_stage(family, config.stages)
             values = [float(is_solved(config, t)) for t in last]
         case DraftFamily():

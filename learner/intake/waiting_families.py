@@ -1,7 +1,7 @@
 """Families that wait for groups, between the deliveries of the broker and the units of a batch."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from learner.families.family import ChildTask, FamilyStage, TaskFamily
 from learner.families.judging import judgement_metrics
 from learner.families.notes import AnswerText, refined_metrics
 from learner.families.reactions import Surroundings, acts_of, react, settle
-from learner.settings.families import FamilyConfig, HintFamily, JudgeFamily, RefineFamily
+from learner.given import Conversation, as_trajectory
+from learner.settings.families import FamilyConfig, HintFamily, JudgeFamily, RefineFamily, SteeredFamily
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import Trajectory, Unit, UnitPart
 from protocol import names
@@ -55,6 +56,8 @@ class WaitingFamilies:
     curriculum: Curriculum
     decode: AnswerText
     seed: int = 0
+    demonstrations: Sequence[Trajectory] = ()
+    """Solved tasks that somebody else wrote, for families of kind "steered"."""
     deadlines: int = 0
     """Families so far that were trained without a group that did not come in time."""
     children: int = 0
@@ -189,10 +192,14 @@ class WaitingFamilies:
     @property
     def _around(self) -> Surroundings:
         config = self.curriculum.config
-        return Surroundings(config.group_size, self.decode, config.sampling.max_trajectory_tokens, self.seed)
+        room = config.sampling.max_trajectory_tokens
+        return Surroundings(config.group_size, self.decode, room, self.seed, self.demonstrations)
 
     def _look_for_hints(self, family: TaskFamily) -> None:
-        if self._warned or not isinstance(self.config, HintFamily) or family.hints:
+        needed = isinstance(self.config, HintFamily) or (
+            isinstance(self.config, SteeredFamily) and self.config.own
+        )
+        if self._warned or not needed or family.hints:
             return
         if any(stage.members for stage in family.stages):
             self._warned = True
@@ -216,7 +223,12 @@ class WaitingFamilies:
 
 
 def waiting_families(
-    config: LearnerConfig, curriculum: Curriculum, model: str, *, seed: int
+    config: LearnerConfig,
+    curriculum: Curriculum,
+    model: str,
+    *,
+    seed: int,
+    given: Callable[[], Sequence[Conversation]] = tuple,
 ) -> WaitingFamilies | None:
     """Return the families of a run; None if groups are trained by themselves.
 
@@ -225,13 +237,16 @@ def waiting_families(
         curriculum: the one that deals out the groups.
         model: model folder, whose tokenizer turns answers into text.
         seed: seed of the run.
+        given: reads the conversations of ``config.conversations``.
 
     Raises:
         ModelUnusable: the tokenizer cannot be read.
     """
     if config.family is None:
         return None
-    return WaitingFamilies(config.family, curriculum, open_decoder(model), seed)
+    shown = given() if isinstance(config.family, SteeredFamily) else ()
+    demonstrations = [as_trajectory(talk, talk.place) for talk in shown]
+    return WaitingFamilies(config.family, curriculum, open_decoder(model), seed, demonstrations)
 
 
 def decoder_of_judgements(config: LearnerConfig, model: str) -> AnswerText | None:

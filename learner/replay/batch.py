@@ -55,7 +55,7 @@ def mix(
     match table.config.rule:
         case "uniform" | "recent" | "difficulty":
             entries = table.sample(table.quota(len(units), step=step), step=step, version=version, rng=rng)
-            return fresh + [replace(t, replayed=True) for e in entries for t in e.item.trajectories]
+            return fresh + [replace(t, origin="replayed") for e in entries for t in e.item.trajectories]
         case "advantage":
             if table.config.fire_at:
                 entries = table.fire(step=step, version=version)
@@ -167,7 +167,7 @@ def rescue(
     place = sampled[int(rng.integers(len(sampled)))]
     out = members[place]
     members[place] = replace(
-        success, group_id=out.group_id, group_size=out.group_size, replayed=True, advantage=None
+        success, group_id=out.group_id, group_size=out.group_size, origin="replayed", advantage=None
     )
     return members
 
@@ -179,7 +179,7 @@ def alone(entry: ReplayEntry[Trajectory], baselines: Sequence[float], *, weight:
     """
     advantage = weight * float(advantage_recalibrated(entry.return_, baselines))
     name = entry.item.trajectory_id
-    return replace(entry.item, group_id=name, group_size=1, replayed=True, advantage=advantage)
+    return replace(entry.item, group_id=name, group_size=1, origin="replayed", advantage=advantage)
 
 
 def prompt_key(trajectory: Trajectory) -> str:

@@ -16,6 +16,7 @@ from learner.settings.advantages import (
 )
 from learner.settings.corrections import CorrectionConfig, TruncatedCorrection
 from learner.settings.distillation import Distillation
+from learner.settings.origins import OriginLoss, unreachable
 from learner.settings.surrogates import (
     ITSELF,
     BalancedSurrogate,
@@ -35,6 +36,8 @@ from learner.settings.surrogates import (
 )
 from protocol.section import Section
 
+OF_ALL_TOKENS = ("balanced", "entropy", "second_moment", "tail", "ratio_variance", "trajectory_balance")
+"""Surrogates that take a number from all tokens of an optimizer step, or compare them with each other."""
 UNTAUGHT = ("bounded", "regression", "trajectory_balance")
 """Surrogates that read more of the rewards than advantages of tokens, so that no teacher can speak through them."""
 
@@ -264,6 +267,9 @@ class AlgorithmConfig(Section):
     At least 1."""
     passes: int = Field(1, ge=1)
     """How often each trajectory of a batch is trained on. At least 1."""
+    by_origin: tuple[OriginLoss, ...] = Field((), strict=False)
+    """Losses of tokens by who wrote them. (The list is not called routes, because `routes` below are experts.) Absent:
+    all tokens have one loss."""
     routes: Literal["current", "proximal", "behaviour"] = "current"
     """Experts of a mixture of experts with which the policy is trained. "current": those that its routers choose
     now. "proximal": those that the learner's weights before the update choose, in all optimizer steps on a batch,
@@ -368,6 +374,7 @@ class AlgorithmConfig(Section):
     def contradictions(self, field: str) -> Iterator[str]:
         objectives = self.objectives(field)
         yield from self._advantage(field)
+        yield from self._by_origin(field)
         for objective in objectives:
             yield from self._needed_advantage(field, objective)
             yield from self._ratios(field, objective)
@@ -392,6 +399,31 @@ class AlgorithmConfig(Section):
             yield (
                 f'{field}.kl.to is "proximal" with a single step per batch, which begins at the proximal policy, where '
                 f"the penalty has no gradient; raise {field}.passes to 2 or more, or use reference"
+            )
+
+    def _by_origin(self, field: str) -> Iterator[str]:
+        """Yield what compares all tokens of a batch, beside losses that differ from token to token."""
+        if not self.by_origin:
+            return
+        yield from unreachable(self.by_origin, f"{field}.by_origin")
+        if self.surrogate.kind in OF_ALL_TOKENS:
+            yield (
+                f'{field}.by_origin is set but {field}.surrogate.kind is "{self.surrogate.kind}", which takes a number '
+                "from the ratios of all tokens of a step; use another surrogate, or take by_origin out"
+            )
+        others = {
+            "critic": self.critic is not None,
+            "reincarnation": self.reincarnation is not None,
+            "distillation": self.distillation is not None,
+            "optimal_baseline": self.optimal_baseline,
+            "lr_by_ess": self.lr_by_ess != "none",
+        }
+        for name in (name for name, present in others.items() if present):
+            yield f"{field}.by_origin cannot be together with {field}.{name}; take one of them out"
+        if any(c.level == "group" for c in self.corrections):
+            yield (
+                f'{field}.by_origin is set but {field}.corrections have level "group", over tokens of several losses; '
+                'use level "sequence" or "token"'
             )
 
     def _advantage(self, field: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from learner.settings.given import Conversations
 from protocol.messages.fields import MAX_TEXT
 from protocol.section import Section
 
@@ -353,8 +354,65 @@ class GuidedFamily(Section):
         return max(group_size, self.candidates)
 
 
+class SteeredFamily(Conversations):
+    """Some members of a group see a solved task behind their prompt. Those that are right are trained behind the plain
+    prompt, beside the others, with a bonus that falls (ICPO, arXiv:2510.26519). The loss of these tokens is an entry of
+    `learner.algorithm.by_origin` with origin "guided"; without one, their importance ratio compares two prompts."""
+
+    kind: Literal["steered"] = "steered"
+    members: int = Field(1, ge=1)
+    """Answers behind a demonstration; the rest of learner.group_size are plain. At least 1, at most
+    learner.group_size - 2, so that two plain answers are compared."""
+    examples: int = Field(1, ge=1)
+    """Solved tasks in a demonstration, drawn at random from `file` or the environment's solutions. At least 1."""
+    own: bool = False
+    """True if the demonstration is the solution of the task itself, which the environment gives in `StepResult.hints`:
+    the suite rows does with env.params.hint = COLUMN. Then no other solution is read."""
+    note: str = Field(
+        "Here is a solved example:\n{examples}\nNow solve the task above.", max_length=MAX_FRAME
+    )
+    """Words around the solved tasks, which stand where `{examples}` is."""
+    bonus: float = Field(1.0, ge=0)
+    """Reward of a right answer behind a demonstration, beside its own, at version 0. At least 0."""
+    until_version: int = Field(400, ge=1)
+    """Policy version at which the bonus has fallen to 0, linearly. At least 1."""
+    reward: str = ""
+    """Reward that says whether an answer is right: one above `above` is. Absent: what the environment says
+    (`StepResult.correct`), or the return if it says nothing."""
+    above: float = 0.0
+    """Value of the reward above which an answer is right."""
+    deadline_s: float = Field(1800.0, gt=0)
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
+    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
+
+    @field_validator("note")
+    @classmethod
+    def _with_examples(cls, note: str) -> str:
+        return with_place(note, EXAMPLES)
+
+    @property
+    def stages(self) -> int:
+        """Most groups after the first one."""
+        return 1
+
+    def first(self, group_size: int) -> int:
+        """Return the members of the first group."""
+        return max(1, group_size - self.members)
+
+    def largest(self, group_size: int) -> int:
+        """Return the members of the largest group."""
+        return max(self.first(group_size), self.members)
+
+
 FamilyConfig = Annotated[
-    HintFamily | DraftFamily | BranchFamily | RetryFamily | GuidedFamily | JudgeFamily | RefineFamily,
+    HintFamily
+    | DraftFamily
+    | BranchFamily
+    | RetryFamily
+    | GuidedFamily
+    | SteeredFamily
+    | JudgeFamily
+    | RefineFamily,
     Field(discriminator="kind"),
 ]
 
@@ -371,7 +429,7 @@ def quoted_answers(family: FamilyConfig | None) -> int:
             return 1
         case RetryFamily():
             return max(family.reflection.count(ATTEMPT), sum(map(family.note.count, (ATTEMPT, REFLECTION))))
-        case GuidedFamily():
+        case GuidedFamily() | SteeredFamily():
             return family.examples
         case JudgeFamily():
             return family.answers

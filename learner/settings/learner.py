@@ -8,9 +8,10 @@ from pydantic import Field
 from learner.settings.advantages import RewardConfig, judges_groups
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.budget import BudgetConfig, FixedBudget, SharedBudget
-from learner.settings.families import FamilyConfig
-from learner.settings.given import GivenConfig
+from learner.settings.families import FamilyConfig, SteeredFamily
+from learner.settings.given import Conversations, GivenConfig
 from learner.settings.selection import SelectionConfig, SequentialSelection
+from learner.settings.surrogates import ShapedSurrogate
 from protocol.messages.fields import MAX_NAME, MAX_STOPS
 from protocol.section import Section
 
@@ -525,6 +526,26 @@ class LearnerConfig(Section):
         if self.given.share < 1:
             units = min(max(1, units), self.batch_trajectories // size - 1)
         return units * size
+
+    @property
+    def conversations(self) -> tuple[str, Conversations] | None:
+        """The setting that names conversations which somebody else wrote, and what it says; None: there are none."""
+        if self.given is not None:
+            return "learner.given", self.given
+        if isinstance(self.family, SteeredFamily) and not self.family.own:
+            return "learner.family", self.family
+        return None
+
+    @property
+    def given_loss(self) -> tuple[float, float | None]:
+        """Weight in the loss of what is given or imitated, and the lambda of its shape; None: the log-probability."""
+        if self.given is None:
+            return self.algorithm.imitation_coefficient, None
+        loss = next((each for each in self.algorithm.by_origin if each.origin == "given"), None)
+        if loss is None:
+            return self.given.coefficient, self.given.shaping
+        assert isinstance(loss.surrogate, ShapedSurrogate)
+        return self.given.coefficient * loss.weight, loss.surrogate.shaping
 
     def contradictions(self, field: str) -> Iterator[str]:
         yield from self._batches(field)

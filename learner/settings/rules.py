@@ -30,6 +30,7 @@ from learner.settings.families import (
     JudgeFamily,
     RefineFamily,
     RetryFamily,
+    SteeredFamily,
     quoted_answers,
 )
 from learner.settings.learner import RESCUE_RULES, LearnerConfig, ReplayConfig
@@ -48,6 +49,7 @@ def contradictions(learner: LearnerConfig) -> Iterator[str]:
     yield from _lane(learner)
     yield from _given(learner)
     yield from _updates(learner)
+    yield from _origins(learner)
     yield from replay_contradictions(learner)
     yield from reward_contradictions(learner)
     yield from family_contradictions(learner)
@@ -119,6 +121,30 @@ def _budget(learner: LearnerConfig) -> Iterator[str]:
             f'{name}.kind is "{budget.kind}" beside learner.family.kind "{learner.family.kind}", which divides a group '
             'of one size; use kind "hint" or "guided", or take one of them out'
         )
+
+
+def _origins(learner: LearnerConfig) -> Iterator[str]:
+    """Yield the refusal of a loss for tokens that no part of the run brings."""
+    family = learner.family
+    brings = {
+        "own": learner.given is None or learner.given.share < 1,
+        "replayed": learner.replay is not None,
+        "guided": isinstance(family, SteeredFamily) or (isinstance(family, RetryFamily) and family.clean),
+        "given": learner.given is not None,
+    }
+    cures = {
+        "own": "lower learner.given.share",
+        "replayed": "add [learner.replay]",
+        "guided": 'add [learner.family] of kind "steered", or "retry" with clean = true',
+        "taught": "take it out",
+        "given": "add [learner.given]",
+    }
+    for place, loss in enumerate(learner.algorithm.by_origin):
+        name = f"learner.algorithm.by_origin.{place}"
+        if not brings.get(loss.origin):
+            yield f'{name}.origin is "{loss.origin}", but nothing in this run brings such tokens; {cures[loss.origin]}'
+        if loss.origin == "given" and learner.given is not None and learner.given.shaping is not None:
+            yield f"{name} and learner.given.shaping both shape what is given; take one of them out"
 
 
 def _lane(learner: LearnerConfig) -> Iterator[str]:
@@ -335,6 +361,8 @@ def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
         yield from _judgements(learner, family)
     if isinstance(family, RefineFamily):
         yield from _refined(learner, family)
+    if isinstance(family, SteeredFamily):
+        yield from _steered(learner, family)
     yield from _room(learner)
 
 
@@ -361,7 +389,7 @@ def _beside(learner: LearnerConfig, family: FamilyConfig) -> Iterator[str]:
             f"learner.reward.group is set with {what}: the reward would compare each group of the family by itself; "
             "take one of the two out"
         )
-    merged = isinstance(family, BranchFamily | RetryFamily | RefineFamily) or (
+    merged = isinstance(family, BranchFamily | RetryFamily | RefineFamily | SteeredFamily) or (
         isinstance(family, HintFamily) and family.members > 0
     )
     if merged and (learner.reward.stages or learner.reward.bonus is not None):
@@ -481,6 +509,22 @@ def _refined(learner: LearnerConfig, family: RefineFamily) -> Iterator[str]:
         )
 
 
+def _steered(learner: LearnerConfig, family: SteeredFamily) -> Iterator[str]:
+    """Yield what answers behind a demonstration cannot be combined with, and a bonus that never falls."""
+    if family.members > learner.group_size - 2:
+        yield (
+            f"learner.family.members is {family.members} but learner.group_size is {learner.group_size}, which counts "
+            "answers behind a demonstration, too: fewer than two plain ones would be compared; lower members, or raise "
+            "group_size"
+        )
+    kind = learner.algorithm.advantage.kind
+    if not judges_groups(learner.algorithm.advantage):
+        yield (
+            f'learner.algorithm.advantage.kind is "{kind}" with [learner.family] of kind "steered", whose answers are '
+            'compared with plain ones; use an advantage within groups, such as kind "group"'
+        )
+
+
 def _room(learner: LearnerConfig) -> Iterator[str]:
     """Yield the refusal of a note that would leave no room for an answer."""
     family, sampling = learner.family, learner.sampling
@@ -490,7 +534,7 @@ def _room(learner: LearnerConfig) -> Iterator[str]:
             what = "a draft"
         case RetryFamily():
             what = "a reflection" if family.reflection else "an earlier answer"
-        case GuidedFamily():
+        case GuidedFamily() | SteeredFamily():
             what = "an example" if answers == 1 else f"{answers} examples"
         case RefineFamily():
             what = "an earlier answer"

@@ -348,6 +348,16 @@ class TrajectoryBalanceSurrogate(Section):
     number that its group shares. Above 0."""
 
 
+class ShapedSurrogate(Section):
+    """The advantage times p / (p + shaping), without a ratio: for tokens whose behaviour probability nobody knows, or
+    whose ratio would be far from 1 (AMPO, arXiv:2510.02227; ICPO, arXiv:2510.26519). The gradient is largest where the
+    policy gives a token the probability `shaping`, and small for tokens that it holds to be impossible."""
+
+    kind: Literal["shaped"] = "shaped"
+    shaping: float = Field(0.1, gt=0, lt=1)
+    """lambda of the papers. Above 0, below 1."""
+
+
 ShippedSurrogate = Annotated[
     ClipSurrogate
     | WeightedSurrogate
@@ -367,7 +377,8 @@ ShippedSurrogate = Annotated[
     | TailSurrogate
     | QuadraticPullSurrogate
     | GammaSurrogate
-    | TrajectoryBalanceSurrogate,
+    | TrajectoryBalanceSurrogate
+    | ShapedSurrogate,
     Field(discriminator="kind"),
 ]
 SurrogateConfig = Annotated[

@@ -502,6 +502,8 @@ def chosen_tokens(
         group=columns["group"][policy].long(),
         length=columns["length"][policy],
         lane=columns["lane"][policy] > 0 if "lane" in columns else None,
+        foreign=columns["foreign"][policy] > 0 if "foreign" in columns else None,
+        loss_number=columns["loss_number"][policy].long() if "loss_number" in columns else None,
     )
 
 

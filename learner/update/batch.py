@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from learner.advantages import TokenAdvantages
 from learner.algorithms.tokens import assert_lag_bound, loss_mask
 from learner.errors import RoutesUnknown
-from learner.trajectory import Trajectory
+from learner.settings.origins import OriginLoss, loss_number
+from learner.trajectory import FOREIGN, Origin, Trajectory
 from protocol.arrays import Experts, Float32s, Int64s
 
 
@@ -109,12 +110,13 @@ def make_batch(
     max_replay_lag: int = 0,
     imitate_from: float | None = None,
     with_routes: bool = True,
+    by_origin: Sequence[OriginLoss] = (),
 ) -> Batch:
     """Lay trajectories out and decide which tokens carry gradient.
 
     The columns are ``fresh`` (0 or 1), ``logp_behaviour``, ``lag`` (versions), ``turn`` (index),
     ``advantage``, ``median_advantage``, ``value_mask``, ``value_target`` and ``imitation_mask``; ``lane``
-    (0 or 1) if a trajectory is in one.
+    and ``foreign`` (0 or 1) if a trajectory is in one, or taught; ``loss_number`` if losses differ by origin.
 
     Args:
         max_policy_lag: bound for trajectories that are trained for the first time.
@@ -122,6 +124,7 @@ def make_batch(
         imitate_from: the fresh tokens of good trajectories are imitated, see `_is_good`. The number is the
             smallest return of a good one where the environment does not tell; None: only given ones are imitated.
         with_routes: whether the batch has the experts of its tokens.
+        by_origin: losses of tokens by who wrote them.
 
     Raises:
         StaleTokens: a token is from a version that does not exist yet, or a fault in the mask lets a token
@@ -135,8 +138,11 @@ def make_batch(
     imitation = np.concatenate(within) & np.repeat(_good(trajectories, imitate_from), lengths)
     loss_mask = fresh & advantages.policy
     _assert_bounds(trajectories, loss_mask | imitation, current_version, bounds)
-    if any(t.origin == "given" for t in trajectories):
-        imitation |= np.concatenate([t.learned_mask & (t.origin == "given") for t in trajectories])
+    origins = {t.origin for t in trajectories}
+    if "given" in origins:
+        imitation |= _written(trajectories, "given")
+    if "taught" in origins:
+        loss_mask |= _written(trajectories, "taught") & advantages.policy
     columns = {
         "fresh": fresh,
         "logp_behaviour": np.concatenate([t.logp_behaviour for t in trajectories]),
@@ -150,6 +156,10 @@ def make_batch(
     }
     if any(t.lane for t in trajectories):
         columns["lane"] = np.repeat([t.lane for t in trajectories], lengths)
+    if "taught" in origins:
+        columns["foreign"] = _written(trajectories, "taught")
+    if by_origin:
+        columns["loss_number"] = np.repeat([loss_number(by_origin, t) for t in trajectories], lengths)
     return Batch(
         lengths=lengths,
         temperature=np.array([1.0 if t.lane else t.temperature for t in trajectories], dtype=np.float32),
@@ -162,6 +172,11 @@ def make_batch(
         routes=_routes(trajectories) if with_routes else None,
         version=current_version,
     )
+
+
+def _written(trajectories: Sequence[Trajectory], origin: Origin) -> NDArray[np.bool_]:
+    """Return the learnt tokens of trajectories of one origin, [ΣT]."""
+    return np.concatenate([t.learned_mask & (t.origin == origin) for t in trajectories])
 
 
 def _branches(trajectories: Sequence[Trajectory]) -> BatchBranches | None:
@@ -210,9 +225,10 @@ def _is_good(t: Trajectory, smallest_return: float) -> bool:
 
 
 def _within_bound(t: Trajectory, current_version: int, max_policy_lag: int) -> NDArray[np.bool_]:
-    """Return the action tokens that are fresh enough. A greedy or a given trajectory has none, because it has no
-    behaviour distribution to train against, and neither has one of a lane that is not right."""
-    if t.unused or t.origin == "given":
+    """Return the action tokens that are fresh enough. A greedy trajectory has none, nor has one that another policy
+    wrote, because it has no behaviour distribution to train against, and neither has one of a lane that is not right.
+    """
+    if t.unused or t.origin in FOREIGN:
         return np.zeros(len(t), dtype=np.bool_)
     return loss_mask(
         t.learned_mask,

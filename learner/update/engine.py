@@ -265,10 +265,11 @@ class TrainingEngine:
             max_replay_lag=self.config.replay.max_policy_lag if self.config.replay else 0,
             imitate_from=algorithm.imitation_return if algorithm.imitation_coefficient else None,
             with_routes=algorithm.routes == "behaviour",
+            by_origin=algorithm.by_origin,
         )
         if algorithm.critic is None:
             # Invariant: what was given stands behind what the policy wrote, and is compared with nothing.
-            own = [t for t in trajectories if t.origin == "own"]
+            own = [t for t in trajectories if t.origin != "given"]
             given_tokens = sum(len(t) for t in trajectories[len(own) :])
             return lay_out(self._advantages(own, current_version).with_none_behind(given_tokens))
         unknown = lay_out(everything(trajectories))

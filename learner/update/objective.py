@@ -38,6 +38,7 @@ from learner.settings.corrections import (
 )
 from learner.settings.distillation import Distillation
 from learner.settings.formulas import OwnCorrection, OwnSurrogate
+from learner.settings.origins import OriginLoss
 from learner.settings.surrogates import (
     BalancedSurrogate,
     BoundedSurrogate,
@@ -53,6 +54,7 @@ from learner.settings.surrogates import (
     RatioVarianceSurrogate,
     RegressionSurrogate,
     SecondMomentSurrogate,
+    ShapedSurrogate,
     SurrogateConfig,
     TailSurrogate,
     TrajectoryBalanceSurrogate,
@@ -112,6 +114,11 @@ class Tokens:
     """Number of tokens of each token's trajectory that carry policy gradient."""
     lane: Tensor | None = None
     """True where the token was sampled at another temperature than the one of training, bool; None: nowhere."""
+    foreign: Tensor | None = None
+    """True where another policy wrote the token, so that it has no behaviour probability, bool; None: nowhere."""
+    loss_number: Tensor | None = None
+    """Entry of `by_origin` whose loss the token has, from 1, int64; 0: the algorithm's own. None: there are no entries.
+    """
 
 
 @dataclass(frozen=True)
@@ -392,6 +399,8 @@ def make_surrogate(config: SurrogateConfig) -> Surrogate:
             return lambda v: _gamma(v, config)
         case TrajectoryBalanceSurrogate(beta=beta):
             return lambda v: _trajectory_balance(v, beta)
+        case ShapedSurrogate(shaping=shaping):
+            return lambda v: surrogates.shaped_surrogate(v.logp_current, v.tokens.advantage, shaping=shaping)
         case RegressionSurrogate(beta=beta):
             return lambda v: penalties.regression_surrogate(
                 v.logp_current, v.tokens.logp_behaviour, v.tokens.advantage, v.tokens.turn, beta=beta
@@ -529,6 +538,57 @@ def _bounded(view: View, config: BoundedSurrogate) -> SurrogateValue:
     return penalties.bounded_surrogate(view.ratio(config.centre), target, view.tokens.advantage.abs())
 
 
+Loss = Callable[[View], tuple[CorrectionValue, SurrogateValue]]
+
+
+def make_loss(config: AlgorithmConfig) -> Loss:
+    """Make the function of a `View` that returns corrections and surrogate of each token, by its origin."""
+    own = _loss_of(config.corrections, config.surrogate)
+    if not config.by_origin:
+        return own
+    losses = [own, *(_origin_loss(each, own) for each in config.by_origin)]
+
+    def by_origin(view: View) -> tuple[CorrectionValue, SurrogateValue]:
+        number = view.tokens.loss_number
+        assert number is not None
+        weight, value = torch.ones_like(view.logp_proximal), torch.zeros_like(view.logp_current)
+        cut = clipped = torch.zeros_like(view.logp_proximal, dtype=torch.bool)
+        for place, loss in enumerate(losses):
+            here = number == place
+            correction, part = loss(_only(view, here))
+            weight, cut = torch.where(here, correction.weight, weight), torch.where(here, correction.cut, cut)
+            value = torch.where(here, part.value, value)
+            clipped = torch.where(here, part.clipped, clipped)
+        return CorrectionValue(weight, cut), SurrogateValue(value, clipped)
+
+    return by_origin
+
+
+def _loss_of(corrections: Sequence[CorrectionConfig], surrogate: SurrogateConfig) -> Loss:
+    correct, objective = make_corrections(corrections), make_surrogate(surrogate)
+    return lambda view: (correct(view), objective(view))
+
+
+def _origin_loss(config: OriginLoss, own: Loss) -> Loss:
+    loss = own if config.surrogate is None else _loss_of(config.corrections or (), config.surrogate)
+
+    def weighted(view: View) -> tuple[CorrectionValue, SurrogateValue]:
+        correction, (value, clipped) = loss(view)
+        return correction, SurrogateValue(config.weight * value, clipped)
+
+    return weighted
+
+
+def _only(view: View, here: Tensor) -> View:
+    """Return a view in which all other tokens have the ratio 1, so that what is not wanted of them is finite.
+
+    They stay in it: to leave them out, the host would have to wait for a GPU that counts them.
+    """
+    current = view.logp_current.detach()
+    tokens = replace(view.tokens, logp_behaviour=torch.where(here, view.tokens.logp_behaviour, current))
+    return replace(view, tokens=tokens, logp_proximal=torch.where(here, view.logp_proximal, current))
+
+
 Objective = Callable[[Tokens, Adaptive, Tensor, Tensor], tuple[Tensor, Diagnostics]]
 Kl = Callable[[View], Tensor]
 
@@ -547,8 +607,7 @@ def make_objective(config: AlgorithmConfig) -> Objective:
         >>> loss.backward(); lp.grad
         tensor([-0.5000,  0.5000])
     """
-    correct = make_corrections(config.corrections)
-    surrogate = make_surrogate(config.surrogate)
+    loss = make_loss(config)
     kl = make_kl(config.kl) if config.kl else None
 
     def objective(
@@ -558,17 +617,18 @@ def make_objective(config: AlgorithmConfig) -> Objective:
             tokens = replace(tokens, advantage=tokens.advantage - tokens.baseline)
         if tokens.entropy_multiplier is not None:
             tokens = replace(tokens, advantage=tokens.advantage * tokens.entropy_multiplier)
-        if tokens.lane is not None:
-            # Their behaviour probability is that of another temperature; a ratio of 1 makes the clip REINFORCE.
-            behaviour = torch.where(tokens.lane, logp_current.detach(), tokens.logp_behaviour)
-            tokens = replace(tokens, logp_behaviour=behaviour)
+        for unknown in (tokens.lane, tokens.foreign):
+            if unknown is not None:
+                # The behaviour probability is that of another temperature, or nobody's. A ratio of 1 makes the clip
+                # REINFORCE.
+                behaviour = torch.where(unknown, logp_current.detach(), tokens.logp_behaviour)
+                tokens = replace(tokens, logp_behaviour=behaviour)
         logp_proximal = proximal_logp(config, tokens, logp_current)
         if tokens.lane is not None:
             logp_proximal = torch.where(tokens.lane, tokens.logp_behaviour, logp_proximal)
         tokens, distance = taught(config.distillation, tokens, logp_proximal)
         view = View(tokens, adaptive, logp_current, logp_proximal)
-        correction, truncated = correct(view)
-        value, clipped = surrogate(view)
+        (correction, truncated), (value, clipped) = loss(view)
         if tokens.kept is not None:
             value, clipped = value * tokens.kept, clipped | (tokens.kept == 0)
         per_token = -correction * value

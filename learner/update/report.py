@@ -22,7 +22,7 @@ from learner.algorithms.surrogates import BalancedBounds
 from learner.algorithms.values import explained_variance
 from learner.errors import SamplerDiffers
 from learner.settings.surrogates import Centre
-from learner.trajectory import Trajectory
+from learner.trajectory import FOREIGN, Trajectory
 from learner.update.adaptive import AdaptiveState
 from learner.update.batch import Batch
 from learner.update.micro_batches import MicroBatch, padding_fraction
@@ -103,7 +103,7 @@ def is_comparable(t: Trajectory) -> bool:
     Those of a stored trajectory are of an older policy, those of a clean retry were sampled behind a note, and those of
     a lane at another temperature.
     """
-    return not (t.replayed or t.behind_other_prompt or t.lane)
+    return t.origin == "own" and not t.lane
 
 
 def check_sampler(gap: SamplerGap, limit: float) -> None:
@@ -376,6 +376,8 @@ class UpdateReport:
     """Number of trained tokens that come from replayed trajectories."""
     given_tokens: int = 0
     """Number of tokens that somebody else wrote, and that the policy imitated."""
+    taught_tokens: int = 0
+    """Number of trained tokens that a teacher wrote."""
     sampler: SamplerGap | None = None
     """How far the generators' log-probabilities are from the learner's, for tokens without lag."""
     advantages: NDArray[np.float64] | None = None
@@ -396,8 +398,9 @@ def make_report(
     seen = outcome.tokens["seen"] > 0
     columns = {name: column[batch.seen_mask] for name, column in batch.columns.items()}
     lags = columns["lag"][seen]
-    replayed = np.repeat([t.replayed for t in trajectories], batch.lengths)[batch.seen_mask][seen]
-    own = (t for t in trajectories if t.origin == "own" and not t.unused)
+    origin = np.repeat([t.origin for t in trajectories], batch.lengths)[batch.seen_mask]
+    replayed, taught = (origin[seen] == name for name in ("replayed", "taught"))
+    own = (t for t in trajectories if t.origin not in FOREIGN and not t.unused)
     offered = sum(int(t.learned_mask[t.window_start :].sum()) for t in own)
     metrics = {
         "learner/trained_tokens": float(seen.sum()),
@@ -409,10 +412,13 @@ def make_report(
     if offered:
         metrics["learner/stale_token_fraction"] = 1 - float(batch.columns["fresh"].sum()) / offered
     histograms: dict[str, NDArray[Any]] = {
-        "policy_lag_versions": lags[~replayed],
+        "policy_lag_versions": lags[~(replayed | taught)],
         "length_trained_tokens": batch.trained[batch.trained > 0],
     }
-    given = np.repeat([t.origin == "given" for t in trajectories], batch.lengths)[batch.seen_mask]
+    for name in ("guided", "taught"):
+        if any(t.origin == name for t in trajectories):
+            metrics[f"learner/{name}_tokens"] = float((origin[seen] == name).sum())
+    given = origin == "given"
     if given.any():
         metrics["learner/given_tokens"] = float(given.sum())
         metrics["learner/given_loss_nats"] = -float(
@@ -441,6 +447,7 @@ def make_report(
         nonfinite=outcome.nonfinite,
         replayed_tokens=int(replayed.sum()),
         given_tokens=int(given.sum()),
+        taught_tokens=int(taught.sum()),
         sampler=sampler_gap(
             trajectories,
             np.flatnonzero(batch.seen_mask)[newest],

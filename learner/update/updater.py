@@ -327,12 +327,9 @@ class Updater:
             loss = loss + part
             recorder.record_diagnostics(micro_batch, diagnostics)
             recorder.watch(micro_batch, logp, tokens.advantage, tokens.weight * self.ranks)
-        given = self.config.given
-        coefficient = self.config.algorithm.imitation_coefficient if given is None else given.coefficient
+        coefficient, shaping = self.config.given_loss
         if coefficient and not self._warming_up:
-            imitated = outputs.logp
-            if given is not None and given.shaping is not None:
-                imitated = shaped_imitation(imitated, shaping=given.shaping)
+            imitated = outputs.logp if shaping is None else shaped_imitation(outputs.logp, shaping=shaping)
             loss = loss - coefficient * (columns["imitation_weight"] * imitated).sum()
         critic = self.config.algorithm.critic
         if outputs.value is not None and critic is not None:

@@ -55,6 +55,7 @@ ACTS = {
     "methods/families/arpo-branch": "family/branched_share",
     "methods/families/dyna-mind": "family/refined_share",
     "methods/families/ghpo": "family/hinted_right_share",
+    "methods/families/icpo": "learner/guided_tokens",
     "methods/families/igrpo": "family/improved_share",
     "methods/families/r3l": "family/named_share",
     "methods/families/scaf-grpo": "family/hinted_right_share",

@@ -1,15 +1,21 @@
 """Supervised training on given conversations, alone and beside reinforcement learning, against plain PyTorch."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from learner.given import Conversation, as_trajectory
+from learner.settings.advantages import GroupAdvantage
 from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.given import GivenConfig
 from learner.settings.learner import LearnerConfig, OptimizerConfig
+from learner.settings.origins import OriginLoss
+from learner.settings.surrogates import ShapedSurrogate
 from learner.update.engine import TrainingEngine
+from protocol.messages.episodes import Reward
 from tests.integration.learner.published import assert_weights_close, weights_of
 from tests.integration.learner.tiny_qwen3 import VOCAB
 from tests.trajectories import make_batch_of_groups
@@ -126,3 +132,47 @@ def test_a_shaped_step_equals_a_plain_loop(start, model):
     (-value / tokens).backward()
     norm = torch.nn.utils.clip_grad_norm_(plain.lm.parameters(), OPTIMIZER.max_grad_norm)
     assert report.metrics["learner/gradient_norm"] == pytest.approx(float(norm), rel=1e-4)
+
+
+def test_a_step_with_taught_answers_equals_a_plain_loop(model, engines):
+    """Own tokens go by the ratio, which is 1 here, and taught ones by p / (p + 0.1); all count alike in the mean."""
+    plain = PlainLoop(model)
+    own = [with_logp(plain.lm, t) for t in make_batch_of_groups(2, 4)]
+    group = own[0].group_id
+    taught = [
+        replace(t, origin="taught", group_id=group, rewards=[Reward("score", 1, 1.0)]) for t in talks(2)
+    ]
+    rule = OriginLoss(origin="taught", surrogate=ShapedSurrogate(shaping=0.1), weight=2.0)
+    algorithm = AlgorithmConfig(advantage=GroupAdvantage(scale="none"), by_origin=(rule,))
+    config = LearnerConfig(optimizer=OPTIMIZER, micro_batch_tokens=40, algorithm=algorithm)
+    engines.append(TrainingEngine(config, model=model, total_steps=10, seed=5))
+    batch = [*own, *taught]
+    report = engines[-1].update(batch, current_version=0)
+    loss, tokens = torch.zeros(()), 0
+    for t in batch:
+        mean = np.mean([each.return_ for each in batch if each.group_id == t.group_id])
+        logp = logp_of(plain.lm, t)[torch.from_numpy(t.action_mask[1:])]
+        p = logp.exp()
+        objective = 2.0 * p / (p + 0.1) if t.origin == "taught" else logp
+        loss, tokens = loss - (t.return_ - mean) * objective.sum(), tokens + len(logp)
+    (loss / tokens).backward()
+    norm = torch.nn.utils.clip_grad_norm_(plain.lm.parameters(), OPTIMIZER.max_grad_norm)
+    assert report.metrics["learner/gradient_norm"] == pytest.approx(float(norm), rel=1e-3)
+    written = sum(int(t.action_mask.sum()) for t in taught)
+    assert (report.taught_tokens, report.metrics["learner/taught_tokens"]) == (written, written)
+    assert report.metrics["learner/trained_tokens"] == tokens
+    # A teacher's tokens have no age, and no distance from a behaviour policy.
+    assert len(report.histograms["policy_lag_versions"]) == tokens - written
+    assert report.metrics["learner/kl_proximal_behaviour_nats"] == pytest.approx(0.0, abs=1e-6)
+
+
+def logp_of(lm, t):
+    ids = torch.from_numpy(t.token_ids).long()[None]
+    return lm(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+
+
+def with_logp(lm, t):
+    """Return a trajectory whose behaviour policy is the model."""
+    with torch.no_grad():
+        logp = np.concatenate([[0.0], logp_of(lm, t).numpy()]) * t.action_mask
+    return replace(t, logp_behaviour=logp.astype(np.float32))

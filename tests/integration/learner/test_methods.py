@@ -202,7 +202,9 @@ def test_a_group_is_judged_by_its_greedy_member(start):
 
 def test_a_replayed_trajectory_has_a_lag_bound_of_its_own(start):
     fresh = make_batch_of_groups(1, 4, version=5)
-    old = [dataclasses.replace(t, replayed=True, group_id="h") for t in make_batch_of_groups(1, 4, version=1)]
+    old = [
+        dataclasses.replace(t, origin="replayed", group_id="h") for t in make_batch_of_groups(1, 4, version=1)
+    ]
     engine = start(max_policy_lag=1, replay={"max_policy_lag": 4})
     report = engine.update([*fresh, *old], current_version=5)
     assert report.replayed_tokens == sum(t.action_tokens for t in old)

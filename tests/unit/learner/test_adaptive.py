@@ -53,7 +53,7 @@ def test_advantages_are_whitened_over_what_will_be_trained():
 
 def test_replayed_singles_do_not_dilute_the_scale_of_groups():
     group = make_group("g", [1.0, 0.0])
-    single = replace(make_trajectory("s", group="s", reward=1.0), advantage=0.25, replayed=True)
+    single = replace(make_trajectory("s", group="s", reward=1.0), advantage=0.25, origin="replayed")
     config = AlgorithmConfig(scale_by_informative=True)
     alone = assign_advantages(config, group).advantage
     joined = assign_advantages(config, [*group, single])

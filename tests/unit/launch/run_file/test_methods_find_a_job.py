@@ -25,7 +25,7 @@ OVERRIDES = {
         "learner.reward.wrong.reward=answer",
         'learner.reward.flawed={reward = "answer", needs = "step", least = 0.35, trained = false}',
     ),
-    **dict.fromkeys(("agent-r", "dyna-mind", "r3l", "urpo", "xrpo-seeding"), ROOM),
+    **dict.fromkeys(("agent-r", "dyna-mind", "r3l", "urpo", "xrpo-seeding", "icpo"), ROOM),
     "aepo-entropy": ("learner.sampling.temperature=1.0",),
     "riskpo": ("learner.algorithm.advantage.bundle=2",),
     **dict.fromkeys(("ghpo", "scaf-grpo"), ("env.params.hints=true",)),

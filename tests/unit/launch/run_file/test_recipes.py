@@ -36,7 +36,8 @@ def test_all_methods_are_there():
     chosen = "dots vspo deeptravel xrpo"
     assert {*credit.split(), *more.split(), *known.split(), *chosen.split()} == CREDIT
     assert {
-        *("ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding")
+        *("ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding"),
+        "icpo",
     } == FAMILIES
     assert {*expected.split(), *new.split(), "icepop", "ipa", "remax", "mdpo"} == {
         p.stem for p in METHODS
@@ -170,7 +171,7 @@ def test_what_methods_need_is_listed():
     assert needs["riskpo"] == ["groups"]
     assert needs["gdpo"] == ["groups"]
     assert needs["ghpo"] == needs["scaf-grpo"] == ["groups", "hints", "families"]
-    for name in ("igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding"):
+    for name in ("igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding", "icpo"):
         assert needs[name] == ["groups", "families"], name
     rows = {line.split()[0]: line for line in table(recipes()).splitlines()[1:]}
     assert "groups, replay, reference model" in rows["remix"]
