@@ -60,8 +60,8 @@ def given_of(config: RunConfig, model: str | Path) -> list[Conversation]:
     name, source = config.learner.conversations
     if source.content and hash_of_file(source.file) != source.content:
         raise ConfigError(
-            f"{name}.file: {source.file} has changed since the run was started, and what was trained so far had the former "
-            "one; put it back, or stop the run and go on with --resume --changed"
+            f"{name}.file: {source.file} has changed since the run was started, and what was trained so far had the "
+            "former one; put it back, or stop the run and go on with --resume --changed"
         )
     return readable(config, renderer_of(config, model))[0]
 

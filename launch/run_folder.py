@@ -75,7 +75,7 @@ ASKED = "config-asked.json"
 """Settings before the head's hardware decided those that are "auto". Other hosts decide them by their own."""
 BY_HAND = "config-learner.json"
 """Settings of a learner that was started by hand."""
-GIVEN = ("learner.given.content", "learner.family.content")
+GIVEN = ("learner.given.content", "learner.taught.content", "learner.family.content")
 """Hashes of files of conversations."""
 IDENTITY = ("run.seed", "env.", "model.", "learner.reward.", "learner.family", *GIVEN)
 """Settings without which a run is a different experiment."""

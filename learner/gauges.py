@@ -350,7 +350,7 @@ UPDATE = table(
             "tokens",
             "trained tokens that were sampled behind a note and are trained behind the prompt without it",
         ),
-        Gauge("learner/taught_tokens", "tokens", "trained tokens that a teacher wrote (`learner.family`)"),
+        Gauge("learner/taught_tokens", "tokens", "trained tokens that a teacher wrote (`learner.taught`)"),
         Gauge("learner/lane_share", "share", "trained tokens that were sampled in a lane"),
         Gauge("learner/lane_temperature", "1", "mean temperature of the lane's answers of the batch"),
         Gauge("learner/padding_fraction", "share", "share of computed positions that were padding"),

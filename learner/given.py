@@ -1,7 +1,10 @@
-"""Conversations that were given, as trajectories: which of them a step gets, and how they look to an update. Pure."""
+"""Conversations that were given, as trajectories: which of them a step gets, and how they look to an update. Pure.
+
+Given ones are a share of each batch. Taught ones replace members of groups that nobody solved (AMPO, arXiv:2510.02227).
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,8 +13,9 @@ from numpy.typing import NDArray
 from learner.selection import task_index
 from learner.settings.learner import LearnerConfig
 from learner.settings.selection import EpochsSelection
-from learner.trajectory import Trajectory
-from protocol.messages.episodes import Turn
+from learner.settings.taught import TaughtConfig
+from learner.trajectory import Trajectory, Unit
+from protocol.messages.episodes import Reward, Turn
 
 GIVEN = "given"
 """First part of the names of given trajectories; no task has such a name."""
@@ -86,3 +90,88 @@ def as_trajectory(talk: Conversation, name: str) -> Trajectory:
         policy_version=np.full(tokens, -1, np.int32),
         turns=turns,
     )
+
+
+TAUGHT = "taught"
+"""First part of the names of taught trajectories, and the name of their reward."""
+Likelihood = Callable[[Sequence[Trajectory]], Sequence[float]]
+"""Returns the mean log-probability, in nats, that the policy gives to the action tokens of each trajectory."""
+
+
+class TaughtAnswers:
+    """Answers of teachers, by the tokens of the prompt that they answer.
+
+    Args:
+        config: settings.
+        conversations: answers that are right.
+
+    Example:
+        >>> talk = Conversation("a.jsonl:1", np.array([5, 6, 7], np.int32), np.array([False, True, True]))
+        >>> len(TaughtAnswers(TaughtConfig(), [talk, talk]))
+        1
+    """
+
+    def __init__(self, config: TaughtConfig, conversations: Sequence[Conversation]) -> None:
+        self._config = config
+        self._answers: dict[bytes, dict[bytes, Trajectory]] = {}
+        for talk in conversations:
+            t = as_trajectory(talk, talk.place)
+            self._answers.setdefault(_prompt(t), {})[t.token_ids.tobytes()] = t
+
+    def __len__(self) -> int:
+        """Return the number of prompts with an answer."""
+        return len(self._answers)
+
+    def can_teach(self, group: Sequence[Trajectory]) -> bool:
+        """Return whether nobody solved the task, and a teacher has answered it."""
+        return bool(group) and not any(t.solved for t in group) and _prompt(group[0]) in self._answers
+
+    def teach(self, units: Sequence[Unit], likelihood: Likelihood) -> list[Trajectory]:
+        """Return the trajectories of a batch, with taught answers in groups that nobody solved.
+
+        A pure function of the units and the policy, so that a restart and `offbeat retrain` choose the same answers.
+        """
+        failed = [unit for unit in units if self.can_teach(unit.trajectories)]
+        offered = [self._offered(unit) for unit in failed]
+        everyone = [t for answers in offered for t in answers]
+        known = dict(zip(map(id, everyone), likelihood(everyone), strict=True)) if everyone else {}
+        chosen = {
+            unit.unit_id: sorted(answers, key=lambda t: (-min(known[id(t)], 0.0), len(t)))[
+                : self._config.members
+            ]
+            for unit, answers in zip(failed, offered, strict=True)
+        }
+        batch: list[Trajectory] = []
+        for unit in units:
+            answers = chosen.get(unit.unit_id, [])
+            batch += [*unit.trajectories[: len(unit.trajectories) - len(answers)], *answers]
+        return batch
+
+    def _offered(self, unit: Unit) -> list[Trajectory]:
+        """Return the answers to a unit's prompt, as members of its group."""
+        first = unit.trajectories[0]
+        return [
+            replace(
+                t,
+                trajectory_id=f"{TAUGHT}-{unit.group_id}.{n}",
+                group_id=first.group_id,
+                group_size=first.group_size,
+                origin="taught",
+                rewards=[Reward(TAUGHT, t.turns[-1].index, self._config.value)],
+                correct=True,
+            )
+            for n, t in enumerate(self._answers[_prompt(first)].values())
+        ]
+
+
+def _prompt(t: Trajectory) -> bytes:
+    return t.token_ids[: t.prompt_tokens].astype("<i4").tobytes()
+
+
+def taught_answers(config: LearnerConfig, read: Callable[[], Sequence[Conversation]]) -> TaughtAnswers | None:
+    """Return the teachers' answers of a run; None if it has none.
+
+    Args:
+        read: reads those of ``config.taught``.
+    """
+    return None if config.taught is None else TaughtAnswers(config.taught, read())

@@ -14,7 +14,7 @@ IDLE_STEPS = 20
 
 
 def named_parts(config: LearnerConfig) -> tuple[str, ...]:
-    """Return the metrics that are above 0 in steps in which the replay table, the lane or the family acts.
+    """Return the metrics that are above 0 in steps in which the replay table, the lane, a teacher or the family acts.
 
     Example:
         >>> named_parts(LearnerConfig(replay={"rule": "success"})), named_parts(LearnerConfig())
@@ -22,7 +22,8 @@ def named_parts(config: LearnerConfig) -> tuple[str, ...]:
     """
     replay = ("replay/share",) if config.replay is not None else ()
     lane = ("learner/lane_share",) if config.lane is not None else ()
-    return replay + lane + (parts_of(config.family) if config.family is not None else ())
+    taught = ("learner/taught_tokens",) if config.taught is not None else ()
+    return replay + lane + taught + (parts_of(config.family) if config.family is not None else ())
 
 
 @dataclass

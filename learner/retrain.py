@@ -8,7 +8,7 @@ from learner.curriculum import Curriculum
 from learner.errors import CannotRetrain
 from learner.families.notes import AnswerText
 from learner.families.reactions import joined
-from learner.given import Conversation, given_conversations
+from learner.given import Conversation, given_conversations, taught_answers
 from learner.intake.intake import Intake
 from learner.intake.waiting_families import decoder_of_judgements
 from learner.metrics import Report
@@ -147,7 +147,7 @@ def retrain(
         out: folder for the trained model, as a Hugging Face folder, and for metrics, as in a run folder.
         segment_tokens: most tokens of a segment in the recorded run; see `TrainingEngine`.
         tokens: gets what the learner made of each token; None: nobody wants it.
-        given: reads the conversations of ``config.given``.
+        given: reads the conversations of ``config.conversations``.
 
     Raises:
         CannotRetrain: a step is missing, or a unit of its batch cannot be trained.
@@ -170,6 +170,7 @@ def retrain(
         report,
         replay=replay_table(settings),
         given=given_conversations(settings, given, seed=seed),
+        taught=taught_answers(settings, given),
         seed=seed,
         annotations=tokens,
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from learner.algorithms.replay import self_imitation_weight
 from learner.errors import Diverged
-from learner.given import GivenConversations
+from learner.given import GivenConversations, TaughtAnswers
 from learner.idle_parts import IdleParts, named_parts
 from learner.intake.intake import Intake
 from learner.metrics import Report, return_histograms, rollout_metrics
@@ -25,7 +25,7 @@ from learner.rewards import never_given
 from learner.run_files import PublishedVersion
 from learner.sample_log import SampleLog
 from learner.settings.learner import LearnerConfig
-from learner.trajectory import RECOMMITTED, Trajectory, Unit
+from learner.trajectory import FOREIGN, RECOMMITTED, Trajectory, Unit
 from learner.update.engine import TrainingEngine
 from learner.update.report import UpdateReport, check_sampler, missing_routes
 from learner.update.token_numbers import TokenNumbers
@@ -144,6 +144,8 @@ class Trainer:
     replay: ReplayTable[Any] | None = None
     given: GivenConversations | None = None
     """Conversations that somebody else wrote, a part of each batch; None: there are none."""
+    taught: TaughtAnswers | None = None
+    """Answers of teachers for groups that nobody solved; None: there are none."""
     samples: SampleLog | None = None
     """Writes what the model wrote; None: nobody wants to see it, because it was seen before."""
     annotations: TokenSink | None = None
@@ -223,8 +225,10 @@ class Trainer:
         )
 
     def batch(self, units: Sequence[Unit]) -> list[Trajectory]:
-        """Return the trajectories to train on: those of the units, and replayed or given ones."""
+        """Return the trajectories to train on: those of the units, and replayed, taught or given ones."""
         fresh = [t for unit in units for t in unit.trajectories]
+        if self.taught is not None:
+            return self.taught.teach(units, self.engine.mean_logp)
         if self.given is not None:
             return fresh + self.given.of_step(self.step)
         if self.replay is None:
@@ -375,8 +379,9 @@ class Trainer:
         self.note_missing_routes(report)
         self.note_idle_parts(scalars)
         if self.samples is not None:
-            own = [t for t in trained if t.origin != "given"]
-            self.samples.step(self.step, updated, own, arrived, report.advantages)
+            own = [i for i, t in enumerate(trained) if t.origin not in FOREIGN]
+            advantages = None if report.advantages is None else report.advantages[own]
+            self.samples.step(self.step, updated, [trained[i] for i in own], arrived, advantages)
         untrained = intake.counts.take_newest()
         if self.annotations is not None and report.tokens is not None:
             self.annotations.step(

@@ -76,6 +76,7 @@ METHOD_SETTINGS = {
     "replay": "trajectories that are trained again",
     "family": "groups that ask for further groups",
     "lane": "members of a group that are sampled at another temperature",
+    "taught": "answers of teachers in groups that nobody solved",
     "selection": "which task comes next; how many tasks there are belongs to the job",
     "budget": "how a list's answers are shared out among its tasks",
     "reward": "how rewards become the values that are compared",
@@ -88,7 +89,7 @@ METHOD_SETTINGS = {
 The rule: a setting belongs to the method if a job with other lengths, another model and another environment would
 need it, too. Lengths, sizes, steps, the optimizer and the numbers of roles belong to the job.
 """
-REPLACED = ("algorithm", "train_on", "replay", "family", "lane")
+REPLACED = ("algorithm", "train_on", "replay", "family", "lane", "taught")
 """Settings that a method replaces as a whole, so that no half of a former method is left."""
 DEMO = "demo"
 """Table of a method file with the settings of the job that shows the method."""

@@ -12,6 +12,7 @@ from learner.settings.families import FamilyConfig, SteeredFamily
 from learner.settings.given import Conversations, GivenConfig
 from learner.settings.selection import SelectionConfig, SequentialSelection
 from learner.settings.surrogates import ShapedSurrogate
+from learner.settings.taught import TaughtConfig
 from protocol.messages.fields import MAX_NAME, MAX_STOPS
 from protocol.section import Section
 
@@ -335,6 +336,7 @@ class LearnerConfig(Section):
     family: FamilyConfig | None = None
     replay: ReplayConfig | None = None
     given: GivenConfig | None = None
+    taught: TaughtConfig | None = None
     optimizer: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig | None = None
     processes: int = Field(1, ge=1)
@@ -532,6 +534,8 @@ class LearnerConfig(Section):
         """The setting that names conversations which somebody else wrote, and what it says; None: there are none."""
         if self.given is not None:
             return "learner.given", self.given
+        if self.taught is not None:
+            return "learner.taught", self.taught
         if isinstance(self.family, SteeredFamily) and not self.family.own:
             return "learner.family", self.family
         return None

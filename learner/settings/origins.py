@@ -33,7 +33,7 @@ class OriginLoss(Section):
     origin: Origin
     """Who wrote the tokens. "own": the policy, for this batch. "replayed": the policy, for an earlier batch
     (`[learner.replay]`). "guided": the policy behind a note, trained behind the prompt without it (`[learner.family]`
-    of kind "steered", or "retry" with `clean`). "taught": a teacher (`[learner.family]` of kind "taught"). "given":
+    of kind "steered", or "retry" with `clean`). "taught": a teacher (`[learner.taught]`). "given":
     the conversations of `[learner.given]`."""
     only: Literal["all", "success", "failure"] = "all"
     """Trajectories of this origin that are meant. "success": those that the environment calls right, or, if it says

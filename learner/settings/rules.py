@@ -50,6 +50,7 @@ def contradictions(learner: LearnerConfig) -> Iterator[str]:
     yield from _given(learner)
     yield from _updates(learner)
     yield from _origins(learner)
+    yield from _taught(learner)
     yield from replay_contradictions(learner)
     yield from reward_contradictions(learner)
     yield from family_contradictions(learner)
@@ -130,13 +131,14 @@ def _origins(learner: LearnerConfig) -> Iterator[str]:
         "own": learner.given is None or learner.given.share < 1,
         "replayed": learner.replay is not None,
         "guided": isinstance(family, SteeredFamily) or (isinstance(family, RetryFamily) and family.clean),
+        "taught": learner.taught is not None,
         "given": learner.given is not None,
     }
     cures = {
         "own": "lower learner.given.share",
         "replayed": "add [learner.replay]",
         "guided": 'add [learner.family] of kind "steered", or "retry" with clean = true',
-        "taught": "take it out",
+        "taught": "add [learner.taught]",
         "given": "add [learner.given]",
     }
     for place, loss in enumerate(learner.algorithm.by_origin):
@@ -145,6 +147,39 @@ def _origins(learner: LearnerConfig) -> Iterator[str]:
             yield f'{name}.origin is "{loss.origin}", but nothing in this run brings such tokens; {cures[loss.origin]}'
         if loss.origin == "given" and learner.given is not None and learner.given.shaping is not None:
             yield f"{name} and learner.given.shaping both shape what is given; take one of them out"
+
+
+def _taught(learner: LearnerConfig) -> Iterator[str]:
+    """Yield what answers of teachers lack, or cannot be together with."""
+    taught = learner.taught
+    if taught is None:
+        return
+    if not any(loss.origin == "taught" and loss.only != "failure" for loss in learner.algorithm.by_origin):
+        yield (
+            "learner.taught is set, but its tokens have no behaviour probability, and the policy's own surrogate has a "
+            'ratio to it; add [[learner.algorithm.by_origin]] with origin = "taught" and surrogate = { kind = '
+            '"shaped" }'
+        )
+    others = {
+        "given": learner.given is not None,
+        "replay": learner.replay is not None,
+        "family": learner.family is not None,
+        "lane": learner.lane is not None,
+        "reward.group": learner.reward.group is not None,
+        "algorithm.critic": learner.algorithm.critic is not None,
+    }
+    for name in (name for name, present in others.items() if present):
+        yield f"learner.taught cannot be together with learner.{name}; take one of them out"
+    if not judges_groups(learner.algorithm.advantage) or learner.train_on != "groups":
+        yield (
+            "learner.taught joins groups that nobody solved, so it needs whole groups and an advantage within them; "
+            'use train_on = "groups" and an advantage such as kind "group"'
+        )
+    if taught.members >= learner.group_size:
+        yield (
+            f"learner.taught.members is {taught.members} but learner.group_size is {learner.group_size}: no answer "
+            "of the policy would be left; lower members"
+        )
 
 
 def _lane(learner: LearnerConfig) -> Iterator[str]:

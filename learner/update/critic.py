@@ -177,7 +177,7 @@ def estimate_tokens(
 
     Args:
         forward: the policy, whose value head is the critic if there is no separate one.
-        critic: DeepSpeed engine of a separate critic; None without one.
+        critic: DeepSpeed engine of a separate critic; None without one. Without a value head, too, values are 0.
         micro_batches: micro-batches of this rank, which have each seen token once over all ranks.
         recorder: an empty recorder for the batch's seen tokens.
         device: device on which this rank computes.
@@ -189,7 +189,6 @@ def estimate_tokens(
             logp = forward(micro_batch).logp if vtrace else torch.zeros_like(values)
         else:
             logp, _, head = forward(micro_batch)
-            assert head is not None
-            values = head
+            values = torch.zeros_like(logp) if head is None else head
         recorder.record_rows(micro_batch, {"value": values, "logp_current": logp})
     return recorder.gathered("value", "logp_current")

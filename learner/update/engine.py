@@ -240,6 +240,20 @@ class TrainingEngine:
         report.metrics.update(self._device_metrics(trajectories, outcome.filled, seconds))
         return report
 
+    def mean_logp(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        """Return the mean log-probability of each trajectory's action tokens under the present weights, in nats.
+
+        All ranks take part; call it on rank 0.
+        """
+        batch = make_batch(
+            trajectories, everything(trajectories), current_version=0, max_policy_lag=0, with_routes=False
+        )
+        self._others.send_estimate(batch)
+        logp = np.zeros(len(batch.token_ids))
+        logp[batch.seen_mask] = self.updater.estimate(batch)["logp_current"]
+        means = np.add.reduceat(logp, batch.starts[:-1]) / np.maximum(1, batch.count(batch.seen_mask))
+        return [float(mean) for mean in means]
+
     def _device_metrics(
         self, trajectories: Sequence[Trajectory], computed: int, seconds: float
     ) -> dict[str, float]:

@@ -61,6 +61,7 @@ ACTS = {
     "methods/families/scaf-grpo": "family/hinted_right_share",
     "methods/families/xrpo-seeding": "family/guided_right_share",
     "methods/credit/arpo-gui": "replay/share",
+    "methods/objectives/ampo": "learner/taught_tokens",
     "methods/objectives/rapo": "replay/share",
     "methods/objectives/spear": "replay/share",
     "methods/selection/dots": "replay/share",

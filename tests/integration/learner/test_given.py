@@ -166,6 +166,14 @@ def test_a_step_with_taught_answers_equals_a_plain_loop(model, engines):
     assert report.metrics["learner/kl_proximal_behaviour_nats"] == pytest.approx(0.0, abs=1e-6)
 
 
+def test_the_likelihood_of_an_answer_is_the_mean_over_its_tokens(model, engines):
+    engines.append(TrainingEngine(LearnerConfig(micro_batch_tokens=40), model=model, total_steps=10, seed=5))
+    plain, batch = PlainLoop(model), talks(5)
+    with torch.no_grad():
+        expected = [float(logp_of(plain.lm, t)[torch.from_numpy(t.action_mask[1:])].mean()) for t in batch]
+    assert engines[-1].mean_logp(batch) == pytest.approx(expected, abs=1e-5)
+
+
 def logp_of(lm, t):
     ids = torch.from_numpy(t.token_ids).long()[None]
     return lm(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]

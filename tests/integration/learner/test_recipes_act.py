@@ -19,7 +19,7 @@ EVENTS = {
     *("gac", "distillation"),
     *("dots", "vspo", "deeptravel", "xrpo"),
     *("ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding"),
-    "icpo",
+    *("icpo", "ampo"),
 }
 """Recipes whose named part is an event of a run: a family, a draw from the replay table, a choice of tasks, a gradient
 beside the one of the step before, or a teacher that scores the batch."""

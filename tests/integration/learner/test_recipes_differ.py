@@ -40,8 +40,8 @@ LATER = ("gac", "replay-fifo")
 """Recipes whose part needs a step before it: a gradient to compare with, or rollouts to draw."""
 OUTSIDE = ("sat",)
 """Recipes whose part does nothing at the lags here: SAT's tail lies outside its clip anyway."""
-TAUGHT = ("distillation",)
-"""Recipes with a teacher, which is made for a run; tests/integration/learner/test_distillation.py trains with one."""
+TAUGHT = ("distillation", "ampo")
+"""Recipes with a teacher, of which a run has the answers; test_distillation.py and test_given.py train with one."""
 SAMPLED = ("aepo-entropy",)
 """Recipes that sample a part of each group otherwise, and train the rest as grpo does."""
 FILES = {

@@ -14,6 +14,7 @@ from learner.settings.learner import LearnerConfig
 from learner.settings.origins import OriginLoss
 from learner.settings.rules import contradictions
 from learner.settings.surrogates import ClipSurrogate, ShapedSurrogate
+from learner.settings.taught import TaughtConfig
 from learner.update.batch import make_batch
 from tests.trajectories import make_trajectory
 
@@ -44,6 +45,19 @@ def said(*losses, **settings):
         ([{"origin": "guided", "surrogate": SHAPED}], {}, "nothing in this run brings such tokens"),
         ([{"origin": "guided", "surrogate": SHAPED}], {"family": RetryFamily()}, "brings such tokens"),
         ([{"origin": "given", "surrogate": SHAPED}], {}, r"add \[learner.given\]"),
+        ([{"origin": "taught", "surrogate": SHAPED}], {}, r"add \[learner.taught\]"),
+        ([], {"taught": TaughtConfig()}, r"add \[\[learner.algorithm.by_origin\]\]"),
+        ([{"origin": "taught", "surrogate": SHAPED}], {"taught": TaughtConfig(members=8)}, "lower members"),
+        (
+            [{"origin": "taught", "surrogate": SHAPED}],
+            {"taught": TaughtConfig(), "given": GivenConfig(share=0.5)},
+            "learner.taught cannot be together with learner.given",
+        ),
+        (
+            [{"origin": "taught", "surrogate": SHAPED}],
+            {"taught": TaughtConfig(), "train_on": "trajectories"},
+            "needs whole groups",
+        ),
         ([{"origin": "own"}], {"given": GivenConfig()}, "lower learner.given.share"),
         (
             [{"origin": "given", "surrogate": SHAPED}],
@@ -78,6 +92,7 @@ def test_what_can_be_is_not_refused():
     clean = RetryFamily(clean=True)
     assert not said({"origin": "guided", "surrogate": SHAPED}, family=clean, group_size=8)
     assert not said({"origin": "given", "surrogate": SHAPED}, given=GivenConfig(share=0.5))
+    assert not said({"origin": "taught", "surrogate": SHAPED}, taught=TaughtConfig())
 
 
 def test_a_surrogate_that_compares_tokens_is_no_loss_of_an_origin():

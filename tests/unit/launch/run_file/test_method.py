@@ -118,6 +118,7 @@ def test_a_method_file_sets_what_belongs_to_a_method(name):
         "replay",
         "family",
         "lane",
+        "taught",
         "selection",
         "budget",
         "reward",

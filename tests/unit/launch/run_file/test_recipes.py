@@ -32,7 +32,7 @@ def test_all_methods_are_there():
     new = "uncorrected m2po dppo drpo sat vespo trm flash-reinforce sao vcpo gac tba replay-fifo"
     credit = "gdpo dvao g2rpo dgpo loop grpo-tcr flow-grpo eapo epo gigpo hgpo otc prs spo-winrate"
     more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule fapo-judge riskpo dapo-direct rapo spear distillation"
-    known = "aepo-entropy dapo dr-grpo reinforce-plus-plus"
+    known = "ampo aepo-entropy dapo dr-grpo reinforce-plus-plus"
     chosen = "dots vspo deeptravel xrpo"
     assert {*credit.split(), *more.split(), *known.split(), *chosen.split()} == CREDIT
     assert {
@@ -163,6 +163,7 @@ def test_what_methods_need_is_listed():
     assert needs["ppo"] == ["critic"]
     assert needs["bapo"] == ["groups"]
     assert needs["distillation"] == ["teacher"]
+    assert needs["ampo"] == ["groups", "teacher"]
     assert needs["gigpo"] == needs["otc"] == needs["subpo"] == ["groups", "marks"]
     assert needs["arpo-gui"] == ["groups", "tasks again", "replay"]
     assert needs["dots"] == ["groups", "tasks again", "replay"]
@@ -228,7 +229,7 @@ def test_an_unknown_recipe_and_an_empty_folder_are_said_with_the_cure(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'remix'"):
         find("remixx")
     with pytest.raises(
-        ConfigError, match="there are: aepo-agentic, aepo-entropy, agent-r, arpo-branch, arpo-gui, bapo"
+        ConfigError, match="there are: aepo-agentic, aepo-entropy, agent-r, ampo, arpo-branch, arpo-gui, bapo"
     ):
         find("zzz")
     with pytest.raises(ConfigError, match="no run files there"):
