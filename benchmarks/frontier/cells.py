@@ -279,9 +279,12 @@ def second_stage(found: Sequence[Found], task: str, chosen: Sequence[str]) -> It
 
 
 def equal_rates(task: str, chosen: Sequence[str]) -> Iterator[Cell]:
-    """Yield cells at the first large lag in which all rows have one rate, whatever their sweeps have chosen."""
+    """Yield cells at the first large lag in which all rows have one rate, whatever their sweeps have chosen.
+
+    An early end leaves out the greater rate.
+    """
     lag = LONG_LAGS[0]
-    for seed, rate, row, which in product(FIRST_SEEDS, RATES[1:], chosen, (lag, 0)):
+    for rate, seed, row, which in product(RATES[1:], FIRST_SEEDS, chosen, (lag, 0)):
         yield Cell(task, row, which, seed, rate, steps=4 * lag)
 
 
