@@ -70,6 +70,12 @@ def test_training_goes_on_and_the_result_has_step_and_version_of_the_beginning(t
     order = [step for step, line in it.trainer.report.lines]
     assert order == [1, 2, 0, 3, 4, 5, 3, 6, 6]
     assert [e["stood_seconds"] for e in it.evaluations.records[:2]] == [0.0, 0.0]
+    stood = [
+        line["evaluation/stood_seconds"]
+        for _, line in it.trainer.report.lines
+        if "evaluation/stood_seconds" in line
+    ]
+    assert stood[:2] == [0.0, 0.0]
     # The evaluation after the last step is the blocking one.
     assert ("evaluate", "after 6", 6) in it.session.log
 

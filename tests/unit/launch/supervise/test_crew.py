@@ -2,6 +2,7 @@
 
 import errno
 import json
+import platform
 import signal
 import subprocess
 import sys
@@ -119,6 +120,8 @@ def test_a_state_that_cannot_be_written_is_written_later(crew, notes):
     crew._folder.mkdir()
     crew.revive(2.0)
     assert state(crew)["learner"]["pid"] == 2
+    # Pids say something on this machine alone.
+    assert json.loads((crew._folder / STATE_FILE).read_text())["machine"] == platform.node()
     assert len(notes) == 1
 
 
