@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 RECIPE ?= smollm2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train smollm2 test soak check e2e bench gpu ratios staleness claims docs report trackers constraints canary
+.PHONY: image setup train smollm2 test soak check e2e bench gpu ratios staleness claims docs report trackers constraints canary
 
 setup: $(VENV)/.installed
 
@@ -71,3 +71,12 @@ claims: setup           ## what methods do for their tasks, on paired seeds; an 
 docs: setup             ## generated pages of docs/, and the API reference in build/docs
 	$(BIN)/python -m launch.reference docs
 	$(BIN)/pdoc --output-directory build/docs protocol broker envs actors learner launch
+
+# An image for Kubernetes, see docs/run/kubernetes.md. Without a registry of base images, BASE is made by debootstrap.
+IMAGE ?= localhost/offbeat:latest
+EXTRA ?= cpu
+BASE ?= localhost/offbeat-base:latest
+BUILDAH_OPTIONS ?=
+image:                  ## an image with offbeat by buildah: EXTRA=cpu, gpu or nothing; needs root, buildah, debootstrap
+	buildah inspect --type image $(BASE) >/dev/null 2>&1 || sh launch/scripts/base_image.sh $(BASE)
+	buildah build $(BUILDAH_OPTIONS) --build-arg BASE=$(BASE) --build-arg EXTRA=$(EXTRA) --tag $(IMAGE) .
