@@ -135,11 +135,34 @@ def test_a_row_that_cannot_be_read_is_refused_with_its_line(found, row, why):
     assert "talks.jsonl:2" in str(refused.value)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path):
+SHAPED = [{"origin": "taught", "surrogate": {"kind": "shaped"}}]
+
+
+@pytest.mark.parametrize(
+    ("name", "learner"),
+    [
+        ("given", {"given": {"file": "no.jsonl"}}),
+        ("taught", {"taught": {"file": "no.jsonl"}, "algorithm": {"by_origin": SHAPED}}),
+        ("family", {"family": {"kind": "steered", "file": "no.jsonl"}}),
+    ],
+)
+def test_a_file_that_is_not_there_is_refused_whoever_names_it(name, learner):
+    sampling = {"max_trajectory_tokens": 256}
     settings = {
         "model": {"path": "m"},
         "env": {"name": "calculator"},
-        "learner": {"given": {"file": "no.jsonl"}},
+        "generator": {"max_model_len": 256},
+        "learner": {"sampling": sampling, **learner},
     }
-    with pytest.raises(ConfigError, match=r"learner.given: .*no file no.jsonl"):
+    with pytest.raises(ConfigError, match=rf"learner.{name}: .*no file no.jsonl"):
         readable(check(settings, "test"), None)
+
+
+def test_the_solution_of_the_task_itself_needs_no_file():
+    settings = {
+        "model": {"path": "m"},
+        "env": {"name": "calculator"},
+        "generator": {"max_model_len": 256},
+        "learner": {"sampling": {"max_trajectory_tokens": 256}, "family": {"kind": "steered", "own": True}},
+    }
+    assert given_of(check(settings, "test"), "nowhere") == []
