@@ -262,6 +262,41 @@ def separation(results: Results) -> str:
     return "\n".join(lines)
 
 
+def equal_table(results: Results) -> str:
+    """Return reward at the first large lag and without lag, where all rows of a task have one rate, the best first."""
+    lag = LONG_LAGS[0]
+    head = [
+        "task",
+        "rate",
+        "recipe",
+        "seeds",
+        f"lag 0, {4 * lag} steps",
+        f"lag {lag}, {4 * lag} steps",
+        "share kept",
+    ]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for task, rate in product(TASKS, RATES[1:]):
+        pairs = {
+            row: tuple(
+                mean_of(results.scores(task, row, which, 4 * lag, LONG_SEEDS, rate)) for which in (0, lag)
+            )
+            for row in rows()
+        }
+        measured = {row: (fresh, old) for row, (fresh, old) in pairs.items() if fresh and old}
+        for row, (fresh, old) in sorted(measured.items(), key=lambda item: -item[1][1].value):
+            cells = [
+                task,
+                f"{rate:g}",
+                named(row),
+                str(old.seeds),
+                shown(fresh),
+                shown(old),
+                share(old, fresh),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 class Kept(NamedTuple):
     """Reward at a lag, and its share of the reward without lag."""
 
@@ -274,7 +309,7 @@ def kept_at(results: Results, task: str, lag: int, rate: float | None = None) ->
     steps = max(LEAST_STEPS, 4 * lag)
     seeds = FIRST_SEEDS if lag in FIRST_LAGS else LONG_SEEDS
     kept = {}
-    for row in results.rows(task):
+    for row in results.rows(task) if rate is None else rows():
         old, fresh = (mean_of(results.scores(task, row, which, steps, seeds, rate)) for which in (lag, 0))
         if old is not None and fresh is not None and fresh.value >= COLLAPSED:
             kept[row] = Kept(old.value, old.value / fresh.value)
@@ -403,6 +438,7 @@ def write(found: Sequence[Found], args: argparse.Namespace) -> None:
     largest = max(FIRST_LAGS)
     tables = {
         "separation": f"{separation(results)}\n\n{noise(results)[0]}",
+        "equal-rates": equal_table(results),
         "rewards": of_all_tasks(lambda task: reward_table(results, task)),
         "rates": of_all_tasks(lambda task: rate_table(results, task)),
         "large-lags": of_all_tasks(lambda task: long_table(results, task)),
