@@ -351,6 +351,8 @@ class Autoscaler:
         self._bounds = bounds
         self._window = Window(settle_steps)
         self._counts: Counts | None = None
+        self._asked: Counts | None = None
+        """Numbers that were advised, and are not reached yet."""
         self.advice: Advice | None = None
         """The newest advice; None before the first look."""
 
@@ -361,16 +363,29 @@ class Autoscaler:
             counts: numbers that are wanted now.
         """
         before, self._counts = self._counts, counts
-        if (
-            before is not None
-            and counts != before
-            and self.advice is not None
-            and counts == self.advice.counts
-        ):
+        if before is not None and self._asked is not None and _follows(before, counts, self._asked):
             self._window.changed(before, counts, look.at)
         self._window.add(look)
         self.advice = wanted(self._window, counts, self._bounds)
+        if self.advice.measured and self.advice.counts != counts:
+            self._asked = self.advice.counts
+        elif counts == self._asked:
+            self._asked = None
         return self.advice
+
+
+def _follows(before: Counts, now: Counts, asked: Counts) -> bool:
+    """Return whether a number has moved to what was asked for, or on the way there: some may leave before others.
+
+    Example:
+        >>> _follows(Counts(3, 1), Counts(2, 1), Counts(1, 1)), _follows(Counts(3, 1), Counts(2, 1), Counts(4, 1))
+        (True, False)
+    """
+    ways = (
+        (before.generators, now.generators, asked.generators),
+        (before.actors, now.actors, asked.actors),
+    )
+    return any(old < new <= end or old > new >= end for old, new, end in ways)
 
 
 def _within(count: int, bounds: tuple[int, int]) -> int:

@@ -124,6 +124,18 @@ def test_one_change_a_minute():
     assert advice.counts == course.counts
 
 
+def test_a_change_that_is_reached_in_parts_is_one_change():
+    course = Course(generators=8)
+    advice = course.run(90, idle=0.0, rate=150.0)
+    assert advice.counts.generators == 6
+    for number in (7, 6):
+        course.counts = Counts(number, 2)
+        course.look = replace(course.look, generators=number)
+        advice = course.run(2, idle=0.0, rate=150.0)
+    assert advice.reason == "the last change is 1 s old"
+    assert advice.counts.generators == 6
+
+
 def test_none_leaves_while_a_version_is_fetched():
     course = Course(generators=8)
     advice = course.run(90, idle=0.0, rate=150.0, fetching=True)

@@ -809,3 +809,13 @@ def test_the_learner_stands_until_the_copy_and_says_when_the_version_was_announc
     again.trainer.publisher.announced_s = 2.0
     again.train()
     assert again.trainer.report.lines[0][1]["learner/announce_seconds"] == 2.0
+
+
+def test_heartbeats_say_what_the_learner_trained_and_how_long_it_waited(tmp_path):
+    it = learner(tmp_path, ["applied"] * 2, evaluation_tasks=0)
+    assert it.trainer.pace == ()
+    it.train()
+    told, totals = dict(it.trainer.pace), it.trainer.totals
+    assert told["trained_tokens_total"] == totals.trained_tokens > 0
+    assert told["idle_seconds_total"] == totals.wait_seconds
+    assert 0 < told["busy_seconds_total"] <= totals.step_seconds
