@@ -540,7 +540,7 @@ def sample_of(rates: MeasuredRates, setting: Setting) -> Setting:
         >>> rates = check_rates({"generator": {"decode": points}, "learner": learner, "episode": episode}, "a")
         >>> small = sample_of(rates, Setting(generators=1000, actors=2000, batch_groups=16_000, members=8))
         >>> small.generators, small.actors, small.batch_groups, round(small.stands_for, 1)
-        (20, 40, 320, 50.0)
+        (23, 46, 368, 43.5)
         >>> sample_of(rates, Setting(generators=64, batch_groups=10_000)).generators
         64
     """

@@ -144,6 +144,8 @@ def test_what_methods_set_beside_the_algorithm():
             ("bapo", "gbpo", "grpo", "hispo", "r2vpo", "remix", "replay-fifo", "uncorrected"), lag
         ),
         **dict.fromkeys((path.stem for path in METHODS_FOLDER.glob("*/*.toml")), lag),
+        "ampo": {"taught": {"members": 2, "value": 1.0}} | lag,
+        "icpo": {"max_policy_lag": 3},
         "rapo": {"filter_uniform_groups": False} | lag,
         "dapo": {"filter_uniform_groups": True} | lag,
         "dapo-direct": {"train_on": "trajectories", "group_size": 1} | lag,
