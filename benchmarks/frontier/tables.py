@@ -407,7 +407,7 @@ def plot(results: Results, path: Path) -> None:
         axes.set_xticks(seen, [str(lag) for lag in seen])
         axes.set(xlabel="forced policy lag, versions", ylim=(0, 1.02))
         grey = len(ranked) - len(ends)
-        axes.set_title(f"{task}; in grey: {grey} other rows" if grey else task, fontsize=9, loc="left")
+        axes.set_title(f"{task}; in grey: {grey} more" if grey else task, fontsize=9, loc="left")
         axes.grid(axis="y", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("reward, mean over seeds")
