@@ -230,6 +230,11 @@ class Peers:
             fit.append(info)
         return fit
 
+    def total(self, role: Role, gauge: str) -> float:
+        """Return the sum of one counter over all peers of a role, those included that are gone."""
+        here = (peer.heartbeat.gauges.get(gauge, 0.0) for peer in self.of(role))
+        return self._retired.get(tag(role, gauge), 0.0) + sum(here)
+
     def gauges(self) -> dict[str, float]:
         """Return the gauges of generators and actors, merged by name as `protocol.gauges` says."""
         values: dict[str, list[float]] = {}

@@ -311,7 +311,6 @@ def look_of(state: BrokerState, now: float) -> Look:
     actors = [peer for peer in state.peers.of("actor") if not peer.asked_to_leave]
     learner = next(iter(state.peers.of("learner")), None)
     told = {} if learner is None else learner.heartbeat.gauges
-    sums = state.peers.gauges()
     outcomes = state.ledger.outcomes
     return Look(
         at=now,
@@ -320,9 +319,9 @@ def look_of(state: BrokerState, now: float) -> Look:
         trained_tokens=told.get("trained_tokens_total"),
         busy_s=told.get("busy_seconds_total", 0.0),
         idle_s=told.get("idle_seconds_total", 0.0),
-        sampled_tokens=sums.get("generator/tokens_total", 0.0),
-        serving_s=sums.get("generator/serving_seconds_total", 0.0),
-        unused_s=sums.get("generator/idle_seconds_total", 0.0),
+        sampled_tokens=state.peers.total("generator", "tokens_total"),
+        serving_s=state.peers.total("generator", "serving_seconds_total"),
+        unused_s=state.peers.total("generator", "idle_seconds_total"),
         kept_tokens=float(outcomes["trained"].action_tokens),
         dropped_tokens=float(
             sum(tally.action_tokens for name, tally in outcomes.items() if name != "trained")
