@@ -89,7 +89,7 @@ def apply(job: Job, site: KubernetesSite, files: dict[str, str], say: Say) -> La
     jobs = {"head": head} | {role: f"deployment/{name_of(job, role)}" for role in LABELS}
     launched = Launched("kubernetes", jobs, actors_per_task=site.actors_per_pod, options=options)
     record(folder, launched)
-    call = ["kubectl", *options]
+    call = _call(launched)
     first = [f"--filename={folder}/{name}" for name in files if name not in ("hosts.yaml", VALUES)]
     client([*call, "apply", *first], say)
     try:
@@ -216,8 +216,7 @@ def release(launched: Launched, say: Say) -> None:
 
 def stop(launched: Launched, run: str, say: Say) -> None:
     """Delete all objects of a run but the claim of the head's volume, and wait until the pods are gone."""
-    selector = ",".join(f"{key}={value}" for key, value in labels_of(run).items())
-    words = [*_call(launched), "delete", KINDS, f"--selector={selector}", f"--timeout={STOP_S:g}s"]
+    words = [*_call(launched), "delete", KINDS, _selector(run), f"--timeout={STOP_S:g}s"]
     client(words, say, timeout_s=STOP_S + 30)
     say(
         f"the run folder is on the claim work-offbeat-{run}-head-0, and `offbeat launch` goes on from it; delete the "
@@ -242,6 +241,10 @@ def _call(launched: Launched) -> list[str]:
     return ["kubectl", *launched.options]
 
 
+def _selector(run: str, part: str = "") -> str:
+    return "--selector=" + ",".join(f"{key}={value}" for key, value in labels_of(run, part).items())
+
+
 def _replicas(launched: Launched, role: str, say: Say) -> int:
     words = [*_call(launched), "get", launched.jobs[role], "--output=json"]
     return int(json.loads(client(words, say, secret=True))["spec"]["replicas"])
@@ -250,8 +253,7 @@ def _replicas(launched: Launched, role: str, say: Say) -> int:
 def _pods(launched: Launched, role: str, say: Say) -> list[dict[str, Any]]:
     """Return the pods of a role that are not leaving already."""
     run = launched.jobs["head"].removeprefix("statefulset/offbeat-").removesuffix("-head")
-    selector = ",".join(f"{key}={value}" for key, value in labels_of(run, role).items())
-    words = [*_call(launched), "get", "pods", f"--selector={selector}", "--output=json"]
+    words = [*_call(launched), "get", "pods", _selector(run, role), "--output=json"]
     found = json.loads(client(words, say, secret=True))["items"]
     return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
