@@ -22,7 +22,7 @@ from learner.algorithms.surrogates import BalancedBounds
 from learner.algorithms.values import explained_variance
 from learner.errors import SamplerDiffers
 from learner.settings.surrogates import Centre
-from learner.trajectory import FOREIGN, Trajectory
+from learner.trajectory import FOREIGN, Origin, Trajectory
 from learner.update.adaptive import AdaptiveState
 from learner.update.batch import Batch
 from learner.update.micro_batches import MicroBatch, padding_fraction
@@ -398,8 +398,11 @@ def make_report(
     seen = outcome.tokens["seen"] > 0
     columns = {name: column[batch.seen_mask] for name, column in batch.columns.items()}
     lags = columns["lag"][seen]
-    origin = np.repeat([t.origin for t in trajectories], batch.lengths)[batch.seen_mask]
-    replayed, taught = (origin[seen] == name for name in ("replayed", "taught"))
+
+    def written(origin: Origin) -> NDArray[np.bool_]:
+        return np.repeat([t.origin == origin for t in trajectories], batch.lengths)[batch.seen_mask]
+
+    replayed, taught = written("replayed")[seen], written("taught")[seen]
     own = (t for t in trajectories if t.origin not in FOREIGN and not t.unused)
     offered = sum(int(t.learned_mask[t.window_start :].sum()) for t in own)
     metrics = {
@@ -415,10 +418,12 @@ def make_report(
         "policy_lag_versions": lags[~(replayed | taught)],
         "length_trained_tokens": batch.trained[batch.trained > 0],
     }
-    for name in ("guided", "taught"):
-        if any(t.origin == name for t in trajectories):
-            metrics[f"learner/{name}_tokens"] = float((origin[seen] == name).sum())
-    given = origin == "given"
+    origins = {t.origin for t in trajectories}
+    if "guided" in origins:
+        metrics["learner/guided_tokens"] = float(written("guided")[seen].sum())
+    if "taught" in origins:
+        metrics["learner/taught_tokens"] = float(taught.sum())
+    given = written("given")
     if given.any():
         metrics["learner/given_tokens"] = float(given.sum())
         metrics["learner/given_loss_nats"] = -float(
