@@ -374,6 +374,11 @@ def as_given(t: Trajectory) -> Trajectory:
     return t if t.given_rewards is None else replace(t, rewards=t.given_rewards, given_rewards=None)
 
 
+def with_rewards(t: Trajectory, rewards: list[Reward]) -> Trajectory:
+    """Return a trajectory with other rewards, beside which those stay that the environment gave."""
+    return replace(t, rewards=rewards, given_rewards=as_given(t).rewards)
+
+
 def is_open(gate: Gate, t: Trajectory) -> bool:
     """Return whether a trajectory got enough of what the gate needs."""
     return total_of(t, gate.needs) > gate.above

@@ -4,13 +4,12 @@ arXiv:2507.17515). Pure."""
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from learner.families.family import ChildTask, Settled, TaskFamily, member_of
 from learner.families.notes import AnswerText, answer_of
-from learner.rewards import as_given, total_of
+from learner.rewards import as_given, last_turn, total_of, with_rewards
 from learner.settings.families import ANSWERS, JudgeFamily
 from learner.trajectory import Trajectory
 from protocol.messages.episodes import Reward
@@ -135,7 +134,7 @@ def settle_judgements(config: JudgeFamily, family: TaskFamily, decode: AnswerTex
             return Settled([], {UNJUDGED: answers, JUDGEMENT: judgements})
         means = np.mean(read, axis=0) / config.highest
         valued = [
-            _with(t, [*t.rewards, Reward(JUDGED, _last(t), float(mean))])
+            with_rewards(t, [*t.rewards, Reward(JUDGED, last_turn(t), float(mean))])
             for t, mean in zip(answers, means, strict=True)
         ]
         return Settled(valued, {JUDGEMENT: judgements})
@@ -143,7 +142,7 @@ def settle_judgements(config: JudgeFamily, family: TaskFamily, decode: AnswerTex
         return Settled(answers, {JUDGEMENT: judgements})
     agreements = [UNREADABLE if own is None else agreement(own, truth) for own in scores]
     valued = [
-        _with(t, [Reward(AGREEMENT, _last(t), value)])
+        with_rewards(t, [Reward(AGREEMENT, last_turn(t), value)])
         for t, value in zip(judgements, agreements, strict=True)
     ]
     return Settled([*answers, *valued], {})
@@ -184,13 +183,5 @@ def listed(texts: Sequence[str]) -> str:
     return "\n".join(f"({place}) {text}" for place, text in enumerate(texts, start=1))
 
 
-def _with(t: Trajectory, rewards: list[Reward]) -> Trajectory:
-    return replace(t, rewards=rewards, given_rewards=as_given(t).rewards)
-
-
 def _by_member(members: Sequence[Trajectory]) -> list[Trajectory]:
     return sorted(members, key=member_of)
-
-
-def _last(t: Trajectory) -> int:
-    return max(t.action_turn_indices, default=0)

@@ -11,6 +11,7 @@ import numpy as np
 from learner.families.branching import behind_prompt
 from learner.families.family import ChildTask, Settled, TaskFamily, prompt_of
 from learner.families.notes import AnswerText, example_text, filled, is_solved
+from learner.rewards import last_turn, with_rewards
 from learner.settings.families import EXAMPLES, SteeredFamily
 from learner.trajectory import Trajectory
 from protocol.messages.episodes import Reward
@@ -85,6 +86,4 @@ def settle_steered(config: SteeredFamily, family: TaskFamily) -> Settled:
 def _with_bonus(config: SteeredFamily, t: Trajectory) -> Trajectory:
     # The version that sampled the answer counts, so that a restart and `offbeat retrain` give the same bonus.
     bonus = steering_bonus(config, int(t.policy_version[t.action_mask].max(initial=0)))
-    given = t.rewards if t.given_rewards is None else t.given_rewards
-    last = max(t.action_turn_indices, default=0)
-    return replace(t, rewards=[*t.rewards, Reward(STEERED, last, bonus)], given_rewards=given)
+    return with_rewards(t, [*t.rewards, Reward(STEERED, last_turn(t), bonus)])

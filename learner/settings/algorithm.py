@@ -3,7 +3,7 @@
 Each form has its own fields and defaults; docs/recipes says which method each belongs to.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
@@ -233,6 +233,21 @@ class ChangedObjective(NamedTuple):
         return self.updates_per_batch * self.passes
 
 
+def not_together(what: str, field: str, others: Mapping[str, bool]) -> Iterator[str]:
+    """Yield the refusal of a setting beside others.
+
+    Args:
+        field: prefix of the names of the others.
+        others: by name, whether each is set.
+
+    Example:
+        >>> list(not_together("learner.given", "learner", {"replay": True, "family": False}))
+        ['learner.given cannot be together with learner.replay; take one of them out']
+    """
+    for name in (name for name, present in others.items() if present):
+        yield f"{what} cannot be together with {field}.{name}; take one of them out"
+
+
 class AlgorithmConfig(Section):
     """`[learner.algorithm]`: the objective, composed of parts.
 
@@ -418,8 +433,7 @@ class AlgorithmConfig(Section):
             "optimal_baseline": self.optimal_baseline,
             "lr_by_ess": self.lr_by_ess != "none",
         }
-        for name in (name for name, present in others.items() if present):
-            yield f"{field}.by_origin cannot be together with {field}.{name}; take one of them out"
+        yield from not_together(f"{field}.by_origin", field, others)
         if any(c.level == "group" for c in self.corrections):
             yield (
                 f'{field}.by_origin is set but {field}.corrections have level "group", over tokens of several losses; '

@@ -19,7 +19,7 @@ from learner.settings.advantages import (
     judges_groups,
     values_of_parts,
 )
-from learner.settings.algorithm import KlConvex, KlPenalty
+from learner.settings.algorithm import KlConvex, KlPenalty, not_together
 from learner.settings.budget import MOST_TASKS, SharedBudget
 from learner.settings.families import (
     BranchFamily,
@@ -168,8 +168,7 @@ def _taught(learner: LearnerConfig) -> Iterator[str]:
         "reward.group": learner.reward.group is not None,
         "algorithm.critic": learner.algorithm.critic is not None,
     }
-    for name in (name for name, present in others.items() if present):
-        yield f"learner.taught cannot be together with learner.{name}; take one of them out"
+    yield from not_together("learner.taught", "learner", others)
     if not judges_groups(learner.algorithm.advantage) or learner.train_on != "groups":
         yield (
             "learner.taught joins groups that nobody solved, so it needs whole groups and an advantage within them; "
@@ -231,8 +230,7 @@ def _given(learner: LearnerConfig) -> Iterator[str]:
         "algorithm.imitation_coefficient": algorithm.imitation_coefficient > 0,
         "forced_lag": learner.forced_lag > 0,
     }
-    for name in (name for name, present in others.items() if present):
-        yield f"learner.given cannot be together with learner.{name}; take one of them out"
+    yield from not_together("learner.given", "learner", others)
     if learner.train_on == "windows":
         yield 'learner.given needs whole trajectories; set learner.train_on = "groups" or "trajectories"'
     if learner.given.share < 1 and not learner.given_trajectories:
