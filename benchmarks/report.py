@@ -1,6 +1,7 @@
 """How benchmarks keep and show their results: JSON files that docs/benchmarks.md is made from, memory, plots."""
 
 import json
+import math
 import os
 import platform
 import shlex
@@ -13,9 +14,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from learner.budget import t_quantile
+
 ROOT = Path(__file__).parents[1]
 # Counted when the program starts, because a benchmark may pin itself to one core later.
 _CORES = len(os.sched_getaffinity(0))
+
+
+def half_interval(values: Sequence[float], quantile: float) -> float:
+    """Return half of the interval of a mean by Student's t.
+
+    Args:
+        values: at least two.
+        quantile: of the distribution, for example 0.975 for an interval of 95 %.
+
+    Example:
+        >>> round(half_interval([0.1, 0.2, 0.3], 0.975), 3)
+        0.248
+    """
+    deviation = statistics.stdev(values) / math.sqrt(len(values))
+    return t_quantile(quantile, len(values) - 1) * deviation
 
 
 def save_results(

@@ -5,8 +5,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from broker.core.autoscaling import MOST, Bounds
+from broker.core.autoscaling import Bounds
 from protocol.section import Section
+from protocol.wanted import LARGEST
 
 
 class JournalConfig(Section):
@@ -119,9 +120,9 @@ class FleetConfig(Section):
     def _bounds(self) -> Self:
         for name in ("generators", "actors"):
             bounds = getattr(self, name)
-            if bounds is not None and not 1 <= bounds[0] <= bounds[1] <= MOST:
+            if bounds is not None and not 1 <= bounds[0] <= bounds[1] <= LARGEST:
                 raise ValueError(
-                    f"{name} is {list(bounds)}: write [least, largest], from 1 to {MOST}, the least first"
+                    f"{name} is {list(bounds)}: write [least, largest], from 1 to {LARGEST}, the least first"
                 )
         if self.auto and self.generators is None:
             raise ValueError("auto is true without bounds: add generators = [least, largest]")

@@ -13,6 +13,8 @@ from typing import Any
 FILE = "wanted.json"
 MAX_BYTES = 1 << 20
 MAX_LEAVING = 4_096
+LARGEST = 4_096
+"""Largest number of generators or of actors that may be wanted."""
 HOSTED = ("generator", "actor")
 """Roles of the peers of a host."""
 

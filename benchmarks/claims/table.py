@@ -13,9 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 from benchmarks.claims.claims import ARMS, BUDGETS, CLAIMS, Bar, Budget, BudgetUnit, Claim, Measure
 from benchmarks.real_system import CountingSession, System, lag_is_exact, learning
-from benchmarks.report import pyplot
+from benchmarks.report import half_interval, pyplot
 from launch.run_file.sections import RunConfig
-from learner.budget import t_quantile
 from learner.intake.evaluation import mean_rewards, share_correct
 from learner.trajectory import Trajectory, Unit
 from protocol import names
@@ -196,7 +195,7 @@ class Difference:
         n = len(self.values)
         if n < 2:
             return (-math.inf, math.inf)
-        half = t_quantile(0.975, n - 1) * statistics.stdev(self.values) / math.sqrt(n)
+        half = half_interval(self.values, 0.975)
         mean = statistics.fmean(self.values)
         return (mean - half, mean + half)
 

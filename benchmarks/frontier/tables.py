@@ -31,9 +31,8 @@ from benchmarks.frontier.cells import (
     rows,
     settings_of,
 )
-from benchmarks.report import pyplot, save_results
+from benchmarks.report import half_interval, pyplot, save_results
 from launch.supervise.summary import apart
-from learner.budget import t_quantile
 from learner.update.adaptive import optimizer_steps_per_update
 
 COLLAPSED = 0.05
@@ -88,9 +87,7 @@ def mean_of(values: Sequence[float]) -> Mean | None:
     """
     if not values:
         return None
-    half = None
-    if len(values) > 2:
-        half = t_quantile(0.95, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    half = half_interval(values, 0.95) if len(values) > 2 else None
     return Mean(statistics.fmean(values), half, len(values), min(values), max(values))
 
 

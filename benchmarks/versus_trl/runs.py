@@ -5,7 +5,6 @@ known. The functions below compute every compared figure from these two lists.
 """
 
 import json
-import math
 import random
 import statistics
 from collections.abc import Iterator, Sequence
@@ -15,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.report import half_interval
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
-from learner.budget import t_quantile
 
 FOLDER = Path("build/versus_trl")
 ROW_COUNT = 2_000
@@ -367,7 +366,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, mean, mean
-    half = t_quantile(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    half = half_interval(values, 0.975)
     return mean, mean - half, mean + half
 
 

@@ -8,6 +8,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, replace
 
+from protocol.wanted import LARGEST
+
 CHANGE_S = 60.0
 """Least time between two changes."""
 LONGEST_TURNS = 5
@@ -121,16 +123,12 @@ class Counts:
     actors: int
 
 
-MOST = 4_096
-"""Largest number of generators or actors, if nothing else is said."""
-
-
 @dataclass(frozen=True)
 class Bounds:
     """Least and largest numbers."""
 
-    generators: tuple[int, int] = (1, MOST)
-    actors: tuple[int, int] = (1, MOST)
+    generators: tuple[int, int] = (1, LARGEST)
+    actors: tuple[int, int] = (1, LARGEST)
 
 
 EVERY_NUMBER = Bounds()

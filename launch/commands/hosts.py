@@ -106,8 +106,9 @@ def scale(args: argparse.Namespace) -> int:
         return 0
     if launched is not None and launched.engine == "ray":
         from launch.fleet import ray_hosts
+        from launch.fleet.job import folder_beside
 
-        ray_hosts.scale(args.run.with_name(f"{args.run.name}.launch"), changes, _say)
+        ray_hosts.scale(folder_beside(args.run), changes, _say)
         return 0
     folder, http, keys = _run_of(args.run, find_run)
     peers = fetch(http, keys=keys)["peers"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import ConfigError, LaunchError
-from launch.fleet.job import ACTORS, GENERATORS, Job, launch_folder
+from launch.fleet.job import ACTORS, GENERATORS, Job, folder_beside, launch_folder
 from launch.fleet.site import Site
 from launch.fleet.ticket import make_ticket, write_ticket
 from launch.run_folder import CONFIG
@@ -110,7 +110,7 @@ def launched_of(run: Path) -> Launched | None:
 
 
 def _record_of(run: Path) -> Path:
-    return run.parent / f"{run.name}.launch" / RECORD
+    return folder_beside(run) / RECORD
 
 
 # --- Slurm ------------------------------------------------------------------------------------------------

@@ -40,4 +40,9 @@ def launch_folder(config: RunConfig) -> Path:
         >>> launch_folder(check({"model": {"path": "m"}, "env": {"name": "calculator"}}, "a test")).as_posix()
         'runs/run.launch'
     """
-    return config.run.dir / f"{config.run.name}.launch"
+    return folder_beside(config.run.dir / config.run.name)
+
+
+def folder_beside(run: Path) -> Path:
+    """Return the launch folder of a run folder."""
+    return run.parent / f"{run.name}.launch"

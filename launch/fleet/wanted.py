@@ -15,13 +15,12 @@ from typing import Any
 from launch.errors import ConfigError
 from launch.fleet import engines
 from protocol.files import write_whole
-from protocol.wanted import FILE, Leaving, Wanted, is_local, of_host, parse
+from protocol.wanted import FILE, LARGEST, Leaving, Wanted, is_local, of_host, parse
 
 KEPT_S = 24 * 3600.0
 """Age after which a wish that somebody leaves is removed from the file."""
 PATIENCE_S = 600.0
 """Time after which the same advice is carried out again, if it still holds."""
-LARGEST = 4_096
 _CHANGE = re.compile(r"(generators|actors)=([+-]?)(\d{1,4})")
 
 
