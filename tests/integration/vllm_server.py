@@ -22,13 +22,16 @@ SMALL = (
 
 
 @contextlib.contextmanager
-def serving(model: Path, log: Path, *arguments: str, **environment: str) -> Iterator[str]:
+def serving(
+    model: Path, log: Path, *arguments: str, start_s: float = START_S, **environment: str
+) -> Iterator[str]:
     """Serve a model while the context lasts, and yield the server's URL once it answers.
 
     Args:
         model: folder of the model.
         log: file that the server writes to.
         arguments: further ones of vLLM's command line.
+        start_s: longest time until it answers.
         environment: further variables.
     """
     port = free_port()
@@ -47,7 +50,7 @@ def serving(model: Path, log: Path, *arguments: str, **environment: str) -> Iter
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_for(url, process, log)
+        wait_for(url, process, log, start_s)
         yield url
     finally:
         process.terminate()
@@ -58,8 +61,8 @@ def serving(model: Path, log: Path, *arguments: str, **environment: str) -> Iter
             process.wait()
 
 
-def wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + START_S
+def wait_for(url: str, process: subprocess.Popen, log: Path, start_s: float) -> None:
+    deadline = time.monotonic() + start_s
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()[-3_000:]
         try:

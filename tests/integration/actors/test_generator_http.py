@@ -2,45 +2,33 @@
 
 import contextlib
 import multiprocessing
-import os
 import queue
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
-from pathlib import Path
 
 import pytest
 
 from actors.config import GeneratorConfig
 from actors.generator.generator import serve_generator
-from launch.processes import free_port, free_ports
+from launch.processes import free_ports
 from protocol.messages.peers import Generators, Hello, PublishWeights
 from protocol.sockets import ThreadLink
 from tests.integration.actors.generator_harness import RUN, ActorStub, Running
 from tests.integration.actors.stopping import check_stop_string
 from tests.integration.learner.tiny_qwen3 import VOCAB, greedy, publish, save, score, tiny_model
+from tests.integration.vllm_server import serving
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 TOLERANCE = 1e-4
 NEVER = [VOCAB]
 PROMPT = [3, 4, 5, 6, 7]
-REPOSITORY = Path(__file__).parents[3]
 
 
-def server_command(model: Path, port: int) -> list[str]:
-    return [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(model), "--host", "127.0.0.1", "--port", str(port)),
-        *("--enable-scale-out", "--skip-tokenizer-init"),
-        *("--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "16"),
-        *("--kv-cache-memory-bytes", str(64 << 20), "--block-size", "32"),
-        *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"),
-        *("--worker-extension-cls", "actors.vllm_worker.WeightWorker"),
-        *("--weight-transfer-config", '{"backend": "offbeat_file"}'),
-    ]
+ARGUMENTS = (
+    *("--enable-scale-out", "--skip-tokenizer-init", "--logprobs-mode", "processed_logprobs"),
+    *("--worker-extension-cls", "actors.vllm_worker.WeightWorker"),
+    *("--weight-transfer-config", '{"backend": "offbeat_file"}'),
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,42 +40,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder):
-    port = free_port()
-    environment = os.environ | {
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-        "PYTHONPATH": str(REPOSITORY),
-    }
-    with open(folder / "server.log", "w") as log:
-        process = subprocess.Popen(
-            server_command(folder / "model", port), env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_for(url, process, folder / "server.log")
+    log = folder / "server.log"
+    with serving(folder / "model", log, *ARGUMENTS, start_s=120.0, VLLM_SERVER_DEV_MODE="1") as url:
         yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(15.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + 120.0
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()[-3_000:]
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=1.0):
-                return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            time.sleep(0.2)
-    raise AssertionError("the server does not answer: " + log.read_text()[-3_000:])
 
 
 @pytest.fixture(scope="module")
