@@ -218,7 +218,7 @@ def show_check(args: argparse.Namespace, config: RunConfig) -> None:
     # A run finds this out when its generator starts, so only a check without a run tries it.
     with said_if_slow("trying whether vLLM can load the model"):
         unknown = try_engine(tried.config, model_files(tried.config))
-    for remark in [*tried.remarks, *unknown, *([tried.memory] if tried.memory else [])]:
+    for remark in [*tried.remarks, *unknown, *tried.memory]:
         sys.stdout.write(f"{args.run_file}: note: {remark}\n")
     method = f"method {config.method}, " if config.method else ""
     sys.stdout.write(f"{args.run_file}: ok (run {config.run.name}, {method}mode {config.run.mode})\n")

@@ -101,9 +101,8 @@ def with_what_pods_lack(job: "Job", run_file: Path, site: "KubernetesSite") -> "
     """
     from launch.errors import ConfigError
     from launch.fleet.kubectl import carried, refuse_local_model
-    from launch.fleet.kubernetes import shared_memory
     from launch.preflight.examine import model_files
-    from launch.preflight.memory import model_size
+    from launch.preflight.memory import model_size, shared_bytes
 
     refuse_local_model(job.config.model.path)
     size = None
@@ -116,7 +115,7 @@ def with_what_pods_lack(job: "Job", run_file: Path, site: "KubernetesSite") -> "
                 f"the size of {job.config.model.path} cannot be told from here, and the shared memory of pods follows "
                 'from it; set kubernetes.shm and kubernetes.head_shm, for example to "64Gi"'
             )
-    return replace(job, content=carried(run_file, site), shared=shared_memory(job.config, size))
+    return replace(job, content=carried(run_file, site), shared=shared_bytes(job.config, size))
 
 
 def units_next(folder: Path, *, user: bool) -> str:

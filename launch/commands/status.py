@@ -120,7 +120,8 @@ def table(peers: Sequence[Mapping[str, Any]], supervised: Mapping[str, Any]) -> 
     known = supervised.get("processes", {})
     rows = [("process", "state", "progress", "version", "silent", "still", "restarts", "where")]
     for peer in peers:
-        busy = "works" if peer["busy"] else "waits"
+        leaves = peer.get("leaving") or known.get(peer["name"], {}).get("leaving")
+        busy = "leaving" if leaves else "works" if peer["busy"] else "waits"
         # Only generators have one, and nobody knows it before the first heartbeat.
         version = "-" if peer.get("policy_version") is None else str(peer["policy_version"])
         restarts = str(known.get(peer["name"], {}).get("restarts", "-"))
@@ -131,8 +132,11 @@ def table(peers: Sequence[Mapping[str, Any]], supervised: Mapping[str, Any]) -> 
     joined = {peer["name"] for peer in peers}
     for name, process in known.items():
         if name not in joined and name != BROKER:
-            joins = role_of(name) in PEERS
-            state = ("joining" if joins else "works") if alive(process["pid"]) else "down"
+            state = "down"
+            if alive(process["pid"]):
+                joins = role_of(name) in PEERS
+                # A process that drains leaves the broker before it ends.
+                state = "leaving" if process.get("leaving") else "joining" if joins else "works"
             rows.append((name, state, "-", "-", "-", "-", str(process["restarts"]), f"pid {process['pid']}"))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
@@ -314,26 +318,34 @@ def over_lines(folder: Path) -> list[str]:
     head = f"run {folder.resolve().name} is over: "
     if _is_newest(result, folder):
         try:
-            known = json.loads(result.read_text(encoding="utf-8"))
+            first, *rows = _lines_of(json.loads(result.read_text(encoding="utf-8")), folder)
+        except (LookupError, TypeError):
+            # A file of another version of Offbeat, or of a program that is no learner.
+            first, rows = "the result has not what a learner writes", [f"  result                 {result}"]
         except (OSError, ValueError):
             return []
-        if "policy_version" not in known:
-            # An evaluation by `offbeat eval`, which trains nothing and has no summary.
-            done = len(known["evaluations"])
-            return [
-                f"{head}{known['ended_by']}",
-                f"  sets evaluated         {done}",
-                f"  result                 {result}",
-            ]
-        if not known["steps"]:
-            return [head + nothing_trained(known["ended_by"], known.get("episodes", {}))]
-        rows = [f"  steps, policy version  {known['steps']:,}, {known['policy_version']:,}"]
-        rows += [f"  model                  {folder / 'model'}"] if (folder / "model").is_dir() else []
-        rows.append(f"  result                 {result} (there is no {SUMMARY})")
-        return [head + str(known["ended_by"]), *rows]
+        return [head + first, *rows]
     if _is_newest(note, folder) and read_note(folder, LEARNER) == FINAL:
         return [f"{head}the learner ended for good: {read_reason(folder, LEARNER) or 'it gave no reason'}"]
     return []
+
+
+def _lines_of(known: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return how a run ended, and rows on the result that its learner, or `offbeat eval`, has written.
+
+    Raises:
+        LookupError, TypeError: it lacks a field.
+    """
+    ended_by = str(known["ended_by"])
+    where = f"  result                 {folder / RESULT}"
+    if "policy_version" not in known:
+        # An evaluation by `offbeat eval`, which trains nothing and has no summary.
+        return [ended_by, f"  sets evaluated         {len(known['evaluations'])}", where]
+    if not known["steps"]:
+        return [nothing_trained(ended_by, known.get("episodes", {}))]
+    rows = [f"  steps, policy version  {known['steps']:,}, {known['policy_version']:,}"]
+    rows += [f"  model                  {folder / 'model'}"] if (folder / "model").is_dir() else []
+    return [ended_by, *rows, f"{where} (there is no {SUMMARY})"]
 
 
 def _is_newest(path: Path, folder: Path) -> bool:

@@ -14,8 +14,7 @@ from typing import Any
 from launch.errors import ConfigError
 from launch.fleet.job import ACTORS, GENERATORS, Job
 from launch.fleet.site import KubernetesSite
-from launch.preflight.memory import ModelSize, version_bytes, versions_at_once
-from launch.run_file.sections import RunConfig
+from launch.preflight.memory import SHARED_MARGIN, in_mebibytes
 from protocol.security.http import SERVER_NAME
 
 Object = dict[str, Any]
@@ -42,11 +41,6 @@ SECRET_MODE = 0o440
 """A Secret's file is of root, and its group is that of the pod."""
 RUN_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,25}[a-z0-9])?")
 """Names of runs that names of pods can be made of."""
-MIB = 1 << 20
-SHARED_MARGIN = 1024 * MIB
-"""Shared memory beside the policy versions: queues of the engine and of torch."""
-VERSIONS_ON_HOST = 4
-"""Most policy versions in the shared memory of a host: two in the cache, one being fetched, one being loaded."""
 CONFIG_MAP_BYTES = 1_000_000
 """Longest content of a ConfigMap, a little below Kubernetes' own limit."""
 
@@ -74,18 +68,6 @@ def labels_of(run: str, part: str = "") -> dict[str, str]:
     """
     labels = {"app.kubernetes.io/name": "offbeat", "app.kubernetes.io/instance": run}
     return labels | ({"app.kubernetes.io/component": part} if part else {})
-
-
-def shared_memory(config: RunConfig, size: ModelSize | None) -> tuple[int, int]:
-    """Return the bytes of shared memory that the head and a generator's pod need.
-
-    Args:
-        size: sizes of the model; None: a model so small that the margin holds all its versions.
-    """
-    if size is None:
-        return SHARED_MARGIN, SHARED_MARGIN
-    each = version_bytes(config, size)
-    return versions_at_once(config) * each + SHARED_MARGIN, VERSIONS_ON_HOST * each + SHARED_MARGIN
 
 
 def objects(job: Job, site: KubernetesSite) -> dict[str, list[Object]]:
@@ -169,7 +151,7 @@ def _head(job: Job, site: KubernetesSite) -> Object:
             "resources": {"requests": {"storage": site.volume}},
         },
     }
-    shared = site.head_shm or quantity(job.shared[0])
+    shared = site.head_shm or in_mebibytes(job.shared[0])
     return _object(
         job,
         "apps/v1",
@@ -232,7 +214,7 @@ def _hosts(job: Job, site: KubernetesSite, role: str, count: int) -> Object:
         ),
     }  # fmt: skip
     # Actors share no weights.
-    shared = (site.shm or quantity(job.shared[1])) if generators else quantity(SHARED_MARGIN)
+    shared = (site.shm or in_mebibytes(job.shared[1])) if generators else in_mebibytes(SHARED_MARGIN)
     grace_s = int(site.grace_s) + MARGIN_S
     return _object(
         job,
@@ -398,21 +380,11 @@ def _monitor(job: Job) -> Object:
     )
 
 
-def quantity(nbytes: int) -> str:
-    """Return bytes as Kubernetes writes them, rounded up.
-
-    Example:
-        >>> quantity(1024 * MIB), quantity(1)
-        ('1024Mi', '1Mi')
-    """
-    return f"{-(-nbytes // MIB)}Mi"
-
-
 def chart_values(job: Job, site: KubernetesSite) -> Object:
     """Return the values with which the Helm chart makes the same objects: the site's, and what is of the run."""
     left_out = {"context", "namespace", "files"}
     fields = {name: value for name, value in site.model_dump(mode="json").items() if name not in left_out}
-    head, host = map(quantity, job.shared)
+    head, host = map(in_mebibytes, job.shared)
     return fields | {
         "run": job.name,
         "content": dict(job.content),

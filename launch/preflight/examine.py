@@ -46,6 +46,7 @@ from launch.preflight.memory import (
     estimate_beside_gpus,
     host_gb,
     model_size,
+    shared_words,
     version_bytes,
     versions_at_once,
 )
@@ -231,8 +232,8 @@ class Examined:
     config: RunConfig
     """The configuration: each "auto" is decided, and evaluation tasks are no more than there are held-out tasks."""
     remarks: list[str]
-    memory: str = ""
-    """Sentence on the memory that the run takes on this host; "" if that is not known."""
+    memory: tuple[str, ...] = ()
+    """Sentences on the memory that the run takes on this host, and on /dev/shm in a container; empty if not known."""
 
 
 def preflight(config: RunConfig) -> list[str]:
@@ -298,7 +299,7 @@ def examine(config: RunConfig) -> Examined:
     )
     env = fitting.env.model_copy(update={"content": content})
     fitting = fitting.model_copy(update={"env": env, "learner": learner})
-    told = memory(config, size)
+    told = [memory(config, size), shared_words(config, size) if size else ""]
     return Examined(
         fitting,
         [
@@ -313,7 +314,7 @@ def examine(config: RunConfig) -> Examined:
             *remarks,
             *cut_answers(config, prompts),
         ],
-        told,
+        tuple(filter(None, told)),
     )
 
 

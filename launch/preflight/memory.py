@@ -18,7 +18,7 @@ from launch.run_file.sections import RunConfig
 from learner.settings.algorithm import AlgorithmConfig, KlConvex
 from learner.settings.learner import REDUCE_BUCKET, LearnerConfig
 
-GB = 1e9
+GB, MIB = 1e9, 1 << 20
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LIBRARIES = {"learner": 0.7, "generator": 1.6, "actor": 0.1, "broker": 0.1, "weights": 0.1}
 """Memory of a process without its model, in GB: mostly the libraries that it imports."""
@@ -43,6 +43,10 @@ GPU_LIBRARIES_GB = 3.0
 """Host memory of a process that computes on a GPU, without its model. Estimated, not measured."""
 WIDTHS, INNER_WIDTHS = 8, 4
 """Activations of a token in one layer: so many times the hidden size, and the inner size of the feed-forward layer."""
+SHARED_MARGIN = 1024 * MIB
+"""Shared memory beside the policy versions: queues of the engine and of torch."""
+VERSIONS_ON_HOST = 4
+"""Most policy versions in the shared memory of a host: two in the cache, one being fetched, one being loaded."""
 MEMINFO, CGROUP_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers")
 """Keys of config.json."""
@@ -168,6 +172,37 @@ def version_bytes(config: RunConfig, size: ModelSize) -> int:
     """Return the bytes of one policy version."""
     learner = config.learner
     return size.parameters * (2 if learner.publish_dtype == "bfloat16" else BYTES[learner.dtype_used])
+
+
+def shared_bytes(config: RunConfig, size: ModelSize | None) -> tuple[int, int]:
+    """Return the bytes that /dev/shm needs on the head, and on a host or in a pod with a generator.
+
+    Args:
+        size: sizes of the model; None: a model so small that the margin holds all its versions.
+    """
+    if size is None:
+        return SHARED_MARGIN, SHARED_MARGIN
+    each = version_bytes(config, size)
+    return versions_at_once(config) * each + SHARED_MARGIN, VERSIONS_ON_HOST * each + SHARED_MARGIN
+
+
+def shared_words(config: RunConfig, size: ModelSize) -> str:
+    """Return the sizes that /dev/shm needs in containers, as Kubernetes and `--shm-size` write them."""
+    head, host = map(in_mebibytes, shared_bytes(config, size))
+    return (
+        f"/dev/shm in a container: {head} for the whole run or its head, {host} for a further host with a generator "
+        "(kubernetes.head_shm and kubernetes.shm, which follow from the model if they are empty)"
+    )
+
+
+def in_mebibytes(nbytes: int) -> str:
+    """Return bytes as Kubernetes writes them, rounded up.
+
+    Example:
+        >>> in_mebibytes(1 << 30), in_mebibytes(1)
+        ('1024Mi', '1Mi')
+    """
+    return f"{-(-nbytes // MIB)}Mi"
 
 
 def activation_bytes(config: RunConfig, size: ModelSize, tokens: int) -> float:

@@ -89,8 +89,12 @@ class StateFile:
         self.unsaved = False
         """True if the newest record could not be written."""
 
-    def save(self, posts: Iterable[Post]) -> None:
-        """Write the processes of all posts. If the disk is full, say so once, and leave the former record."""
+    def save(self, posts: Iterable[Post], leaving: Collection[str] = ()) -> None:
+        """Write the processes of all posts. If the disk is full, say so once, and leave the former record.
+
+        Args:
+            leaving: names of processes that were asked to end.
+        """
         state: dict[str, Any] = {
             "pid": os.getpid(),
             "http": self._http,
@@ -106,6 +110,7 @@ class StateFile:
                 "log": str(post.child.log) if post.child else "",
                 "restarts": post.backoff.total,
                 "last_reason": post.backoff.reasons[-1] if post.backoff.reasons else "",
+                "leaving": post.name in leaving,
                 "started": post.started_at,
                 "endings": [{"time": at, "reason": why} for at, why in post.endings],
             }
@@ -165,6 +170,8 @@ class Crew:
         self._waiting: dict[str, tuple[str, ...]] = {}
         self._retired: set[str] = set()
         """Processes that drain because fewer are wanted. They are not started again."""
+        self._leaving: set[str] = set()
+        """Processes that were asked to end, and were not started since."""
         self.broker_answered = False
         self._state = StateFile(folder, config.broker.http, self._note)
         self.learner_time = LearnerTime(config.run.max_minutes)
@@ -207,7 +214,7 @@ class Crew:
                 )
             else:
                 self._start(post)
-        self._state.save(self.posts)
+        self._save()
 
     def start_next(self, joined: Collection[str]) -> None:
         """Start the processes whose turn has come, because all before them on their GPU have joined the broker."""
@@ -216,7 +223,7 @@ class Crew:
             del self._waiting[name]
             self._start(self._post(name))
         if ready:
-            self._state.save(self.posts)
+            self._save()
 
     def running(self, name: str) -> bool:
         """Return whether this process lives now."""
@@ -240,7 +247,7 @@ class Crew:
             RoleFailed: a process ended with an error that another start would repeat, or too often in a row.
         """
         if self._state.unsaved:
-            self._state.save(self.posts)
+            self._save()
         self._part_with_retired()
         for post in self.posts:
             if post.child is None or post.running or (post.name == LEARNER and self.finished()):
@@ -252,7 +259,7 @@ class Crew:
                 self._plan_restart(post, now)
             if post.due is not None and now >= post.due:
                 self._start_if_possible(post, now)
-                self._state.save(self.posts)
+                self._save()
 
     def resize(self, role: str, count: int) -> None:
         """Have so many generators or actors: start what is missing, and drain the youngest beyond that number.
@@ -290,7 +297,7 @@ class Crew:
             self.posts.remove(post)
             self._retired.discard(post.name)
             self._watchdog.ended(post.name)
-            self._state.save(self.posts)
+            self._save()
 
     def rests(self, post: Post) -> bool:
         """Return whether a process has done its part and stays away. One that was killed as hung has not."""
@@ -312,6 +319,7 @@ class Crew:
 
     def ask_to_end(self, names: Collection[str]) -> None:
         """Send SIGTERM to these processes, and do not wait for them."""
+        self._leaving |= set(names)
         for post in self.posts:
             if post.name in names and post.child is not None and post.running:
                 post.child.process.send_signal(signal.SIGTERM)
@@ -376,7 +384,10 @@ class Crew:
         """
         stubborn: list[str] = []
         for role in stop_order(self.names):
-            children = [p.child for p in self.posts if role_of(p.name) == role and p.child is not None]
+            own = [post for post in self.posts if role_of(post.name) == role]
+            self._leaving |= {post.name for post in own}
+            self._save()
+            children = [post.child for post in own if post.child is not None]
             # An actor lets its episodes end first, and a broker and generators those of other hosts.
             drains = role in (ACTOR, GENERATOR, BROKER)
             others_s = OTHERS_STOP_S + (self._config.actor.drain_timeout_s if drains else 0.0)
@@ -399,11 +410,14 @@ class Crew:
     def _clean_up(self) -> None:
         # A learner that was killed could not remove its weights itself.
         shutil.rmtree(weights_folder(self._folder), ignore_errors=True)
-        self._state.save(self.posts)
+        self._save()
 
     def failed(self, name: str) -> RoleFailed:
         """Return the error that says how a process ended."""
         return self._post(name).failure(self._folder)
+
+    def _save(self) -> None:
+        self._state.save(self.posts, self._leaving)
 
     def _post(self, name: str) -> Post:
         return next(post for post in self.posts if post.name == name)
@@ -431,7 +445,7 @@ class Crew:
         wait_s = (post.due or now) - now
         soon = "now" if wait_s <= 0 else f"in {wait_s:.0f} s"
         self._note(f"{why}; starting it again {soon}")
-        self._state.save(self.posts)
+        self._save()
 
     def _start_if_possible(self, post: Post, now: float) -> None:
         """Start a process. If that fails, for example because the disk is full, plan the next attempt."""
@@ -458,4 +472,5 @@ class Crew:
         env |= self._about(post)
         child = spawn(post.name, command, log=self._folder / "logs" / f"{post.name}.log", env=env)
         post.began(child)
+        self._leaving.discard(post.name)
         self._watchdog.started(post.name, child.started)

@@ -66,6 +66,17 @@ def test_an_evaluation_is_over_and_is_no_run_that_trained_nothing(folder, capsys
     assert said.startswith("run hand is over: all sets evaluated\n  sets evaluated         2\n")
 
 
+@pytest.mark.parametrize(
+    "content", [{"twice": 0}, {"ended_by": "time limit", "policy_version": 3}, [7], "done"]
+)
+def test_a_result_of_another_program_is_named_and_not_read(folder, capsys, content):
+    (folder / "result.json").write_text(json.dumps(content))
+    code, said = shown(folder, capsys)
+    assert code == 0
+    assert said.startswith("run hand is over: the result has not what a learner writes\n")
+    assert str(folder / "result.json") in said
+
+
 def test_the_last_line_says_why_nothing_was_trained(folder, capsys):
     row = {"kind": "RuntimeError", "message": "judge is down", "place": "r.py:5", "fault": True, "count": 256}
     episodes = {"episodes": 259, "failed": 256, "failures": [row], "groups": 0, "uniform_groups": 0}
@@ -124,3 +135,25 @@ def test_a_version_that_was_not_heard_yet_has_no_number_in_the_table():
         assert row.split()[3] == shown
     _, row = status.table([peer], {})
     assert row.split()[3] == "-"
+
+
+def test_who_was_asked_to_end_leaves_and_does_not_join():
+    peer = {
+        "name": "actor-0",
+        "busy": True,
+        "progress": 0.0,
+        "stalled_s": 0.0,
+        "silent_s": 0.1,
+        "host": "h",
+        "pid": 1,
+    }
+    alive = {"pid": os.getpid(), "restarts": 0}
+    processes = {
+        "actor-0": {**alive, "leaving": True},
+        "actor-1": {**alive, "leaving": True},
+        "actor-2": alive,
+    }
+    states = {row.split()[0]: row.split()[1] for row in status.table([peer], {"processes": processes})[1:]}
+    assert states == {"actor-0": "leaving", "actor-1": "leaving", "actor-2": "joining"}
+    _, row = status.table([{**peer, "leaving": True}], {})
+    assert row.split()[1] == "leaving"

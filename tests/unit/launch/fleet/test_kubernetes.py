@@ -21,7 +21,7 @@ from launch.fleet import kubectl, kubernetes, probe
 from launch.fleet.engines import EngineFailed, launched_of
 from launch.fleet.site import KubernetesSite, read_site
 from launch.fleet.ticket import name_of_host
-from launch.preflight.memory import ModelSize
+from launch.preflight.memory import SHARED_MARGIN, ModelSize, shared_bytes, shared_words
 from tests.unit.launch.fleet.test_render import SITE, job
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -71,10 +71,14 @@ def test_overrides_are_words_that_kubernetes_does_not_replace():
 def test_shared_memory_follows_from_the_model_and_the_versions_that_are_kept():
     config = job(learner={"keep_versions": 3, "publish_dtype": "bfloat16"}).config
     size = ModelSize(parameters=7_000_000_000, hidden=1, inner=1, layers=1)
-    head, host = kubernetes.shared_memory(config, size)
-    assert (head - kubernetes.SHARED_MARGIN, host - kubernetes.SHARED_MARGIN) == (
+    head, host = shared_bytes(config, size)
+    assert (head - SHARED_MARGIN, host - SHARED_MARGIN) == (
         4 * 14_000_000_000,
         4 * 14_000_000_000,
+    )
+    said = shared_words(config, size)
+    assert said.startswith(
+        "/dev/shm in a container: 54430Mi for the whole run or its head, 54430Mi for a further host"
     )
     (_, made) = kubernetes.objects(job(), SITE.kubernetes)["head.yaml"]
     shared = next(

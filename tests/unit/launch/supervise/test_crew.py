@@ -137,6 +137,23 @@ def test_what_ended_with_the_run_is_not_started_again(crew, notes, spawned):
     assert [child.name for child in spawned.children[3:]] == ["generator-0", "actor-0"]
 
 
+def test_who_was_asked_to_end_is_recorded_until_it_is_started_again(crew, spawned):
+    crew._folder.mkdir()
+    crew.resize("actor", 2)
+    crew.start(["actor-0"], resume=False)
+    for child in spawned.children:
+        child.process.send_signal = lambda number: None
+    crew.resize("actor", 1)
+    assert {name: found["leaving"] for name, found in state(crew).items() if name.startswith("actor")} == {
+        "actor-0": False,
+        "actor-1": True,
+    }
+    crew.resize("actor", 2)
+    next(child for child in spawned.children if child.name == "actor-1").process.returncode = DONE
+    crew.revive(10.0)
+    assert not state(crew)["actor-1"]["leaving"]
+
+
 def test_the_end_of_a_former_process_does_not_count(crew, spawned):
     crew._folder.mkdir()
     leave_note(crew._folder, "generator-0", DONE, "the run is over")
@@ -163,7 +180,7 @@ def test_a_process_that_cannot_be_started_is_started_later(crew, notes, spawned)
     assert ending["reason"] == "generator-0 ended with code 1"
     assert 0.0 < ending["time"] <= started <= time.time()
     assert saved | {"log": ""} == {
-        "pid": 3, "restarts": 1, "log": "", "last_reason": "generator-0 ended with code 1",
+        "pid": 3, "restarts": 1, "log": "", "leaving": False, "last_reason": "generator-0 ended with code 1",
     }  # fmt: skip
 
 
