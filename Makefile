@@ -2,6 +2,8 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 RECIPE ?= smollm2
+# Tests at a time of those that start processes, and wait for them a third of their time: one more than two cores.
+TESTS ?= 3
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: image setup train smollm2 test soak check e2e bench gpu ratios staleness claims docs report trackers constraints canary
@@ -19,7 +21,7 @@ smollm2: setup          ## get SmolLM2-135M-Instruct, which `make train` trains,
 
 test: setup             ## all tests but the end-to-end ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q tests/unit tests/oracle tests/property protocol broker envs actors learner launch
-	$(BIN)/python -m pytest -n 2 --dist loadfile -q tests/integration
+	$(BIN)/python -m pytest -n $(TESTS) --dist loadfile -q tests/integration
 
 soak: setup             ## the property tests with fifty times as many examples, and slow tests; a quarter of an hour
 	OFFBEAT_EFFORT=50 $(BIN)/python -m pytest -n 2 -q tests/property
@@ -48,7 +50,7 @@ canary:                 ## the newest vLLM and transformers in an environment of
 	sh launch/scripts/canary.sh build/canary
 
 e2e: setup              ## the real system learns, at reduced length
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/e2e -q --durations=12
+	$(BIN)/python -m pytest -n $(TESTS) --dist loadfile tests/e2e -q --durations=12
 
 bench: setup            ## measure ratios against a peer or a limit, and fill docs/benchmarks.md; some twenty minutes
 	$(BIN)/python -m benchmarks.page --measure ratios learner generation weights broker

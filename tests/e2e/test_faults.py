@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -89,14 +90,22 @@ def busiest(head: int, known) -> int:
     return max((pid for pid in family if pid not in (head, *known)), key=lambda pid: family[pid].cpu_s)
 
 
-def test_a_run_goes_on_whoever_is_killed_or_stopped(train_command, root, tmp_path):
+EVERYBODY = ("broker", "actor-0", "learner", "generator-0"), ("actor-1", "generator-0", "learner", "broker")
+# With every change the test below and `test_ten_faults` kill each role.
+FEW = (), ("actor-1", "learner")
+
+
+@pytest.mark.parametrize(
+    ("killed", "stopped"), [pytest.param(*EVERYBODY, marks=pytest.mark.soak), FEW], ids=["everybody", "few"]
+)
+def test_a_run_goes_on_whoever_is_killed_or_stopped(train_command, root, tmp_path, killed, stopped):
     run = Running(train_command("spell_backward", *SETTINGS), root, tmp_path / "run")
     try:
         run.goes_on(3)
-        for name in ("broker", "actor-0", "learner", "generator-0"):
+        for name in killed:
             assert run.replaced(name, signal.SIGKILL) < 5.0
             run.goes_on()
-        for name in ("actor-1", "generator-0", "learner", "broker"):
+        for name in stopped:
             assert run.replaced(name, signal.SIGSTOP) < FOUND_S + IN_A_ROW_S
             run.goes_on()
         seconds = run.replaced("generator-0", signal.SIGSTOP, engine_of(run.pid("generator-0")))
@@ -105,9 +114,9 @@ def test_a_run_goes_on_whoever_is_killed_or_stopped(train_command, root, tmp_pat
         summary = run.end()
     finally:
         run.kill()
-    assert summary["restarts"] == {"broker": 2, "learner": 2, "generator": 3, "actor": 2}, summary[
-        "restart_reasons"
-    ]
+    restarts = Counter(name.partition("-")[0] for name in (*killed, *stopped, "generator-0"))
+    none = dict.fromkeys(summary["restarts"], 0)
+    assert summary["restarts"] == none | restarts, summary["restart_reasons"]
     assert run.steps() == list(range(1, summary["steps"] + 1)), "each step is there once"
 
 

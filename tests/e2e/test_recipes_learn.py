@@ -22,7 +22,7 @@ def quarters(run, name: str) -> tuple[float, float]:
     return statistics.mean(values[:quarter]), statistics.mean(values[-quarter:])
 
 
-@pytest.mark.parametrize("recipe", ["spell_backward", "calculator"])
+@pytest.mark.parametrize("recipe", [pytest.param("spell_backward", marks=pytest.mark.soak), "calculator"])
 def test_reward_rises(offbeat, recipe):
     run = offbeat(
         recipe, f"learner.steps={STEPS}", "learner.evaluation_tasks=200", "run.max_minutes=6", timeout_s=800
