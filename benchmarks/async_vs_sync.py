@@ -48,7 +48,7 @@ from typing import Any
 
 from benchmarks.envs.letters import WorkSuite
 from benchmarks.real_system import BudgetedCurriculum, System, running
-from benchmarks.report import measured, pyplot, save_results
+from benchmarks.report import measured, pyplot, save_results, spread
 from launch.model import prepare
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
@@ -402,7 +402,9 @@ def tables(runs: Sequence[Run], arms: Sequence[str]) -> str:
         both = pairs(runs, arm)
         if both:
             tokens, rewards = ([ratio(*pair) for pair in both] for ratio in (token_ratio, reward_ratio))
-            rows.append(f"| {arm} | {len(both)} | {_spread(tokens)} | {_spread(rewards)} |")
+            rows.append(
+                f"| {arm} | {len(both)} | {spread(tokens, wanted=len(both))} | {spread(rewards, wanted=len(both))} |"
+            )
     more = [
         "| arm | mode | s per step | trained tokens/s | idle learner / generator | episodes under way | lag mean / max "
         "| reward before, after | cores used: learner, generator, actor, broker; others |",
@@ -422,7 +424,7 @@ def headlines(runs: Sequence[Run], arms: Sequence[str]) -> list[tuple[str, str, 
         (
             f"asynchronous, arm `{arm}`: speed to equal trained tokens",
             "lockstep on the same cores",
-            _spread([token_ratio(*pair) for pair in both]),
+            spread([token_ratio(*pair) for pair in both], wanted=len(both)),
         )
         for arm in arms
         if (both := pairs(runs, arm))
@@ -452,14 +454,6 @@ def _row(arm: str, mode: str, runs: Sequence[Run]) -> str:
 def summary(run: Run) -> str:
     """Return one line of text about one run."""
     return f"seed {run.seed}, {len(run.steps)} steps in {run.seconds:.1f} s {_row(run.arm, run.mode, [run])}"
-
-
-def _spread(values: Sequence[float | None]) -> str:
-    reached = [value for value in values if value is not None]
-    if not reached:
-        return "not reached"
-    text = f"{statistics.median(reached):.2f} [{min(reached):.2f}, {max(reached):.2f}]"
-    return text if len(reached) == len(values) else f"{text} ({len(reached)} of {len(values)})"
 
 
 def plot(runs: Sequence[Run], arms: Sequence[str], path: Path) -> None:

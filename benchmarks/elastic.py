@@ -11,7 +11,6 @@ import json
 import os
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import ROOT, save_results
+from benchmarks.report import ROOT, save_results, spread
 from launch import run_folder
 from launch.errors import NoAnswer
 from launch.run_file.load import check
@@ -289,16 +288,6 @@ def table(outcomes: Sequence[Outcome]) -> str:
             f"| {arm} | {changes} | {rates} | {ratios} | {stale:.1%} | {' | '.join(map(str, sums))} |"
         )
     return "\n".join(rows)
-
-
-def spread(values: Sequence[float]) -> str:
-    """Return the median, and minimum and maximum in brackets.
-
-    Example:
-        >>> spread([1.0, 3.0, 2.0])
-        '2.00 [1.00, 3.00]'
-    """
-    return f"{statistics.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

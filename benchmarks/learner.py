@@ -18,7 +18,6 @@ import argparse
 import logging
 import math
 import os
-import statistics
 import sys
 import tempfile
 import threading
@@ -36,7 +35,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.report import save_results
+from benchmarks.report import middle_and_range, save_results
 from learner.advantages import assign_advantages
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import Trajectory
@@ -405,10 +404,10 @@ def measure(size: str, lengths: str, arguments: argparse.Namespace) -> dict[str,
         "padded_tokens": computed - filled,
         "padding_fraction": round(1 - filled / computed, 4),
         "micro_batches": len(micro_batches),
-        "tokens_per_second": spread([trained / mine.wall for mine, _ in found]),
-        "bare_tokens_per_second": spread([trained / bare.wall for _, bare in found]),
-        "ratio_wall": spread([bare.wall / mine.wall for mine, bare in found]),
-        "ratio_cpu": spread([bare.cpu / mine.cpu for mine, bare in found]),
+        "tokens_per_second": middle_and_range([trained / mine.wall for mine, _ in found]),
+        "bare_tokens_per_second": middle_and_range([trained / bare.wall for _, bare in found]),
+        "ratio_wall": middle_and_range([bare.wall / mine.wall for mine, bare in found]),
+        "ratio_cpu": middle_and_range([bare.cpu / mine.cpu for mine, bare in found]),
         "ratio_best_cpu": round(min(bare.cpu for _, bare in found) / min(mine.cpu for mine, _ in found), 4),
         "rounds": [{"ours": mine._asdict(), "bare": bare._asdict()} for mine, bare in found],
     }
@@ -416,11 +415,6 @@ def measure(size: str, lengths: str, arguments: argparse.Namespace) -> dict[str,
 
 def _stage(text: str) -> int | str:
     return text if text == "auto" else int(text)
-
-
-def spread(values: list[float]) -> list[float]:
-    """Return the median, minimum and maximum."""
-    return [round(float(f(values)), 4) for f in (statistics.median, min, max)]
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -157,6 +157,32 @@ class Figure:
         return statistics.median(mine / bare for mine, bare in pairs) if pairs and all(self.bare) else None
 
 
+def middle_and_range(values: Sequence[float]) -> list[float]:
+    """Return the median, minimum and maximum.
+
+    Example:
+        >>> middle_and_range([1.0, 3.0, 2.5])
+        [2.5, 1.0, 3.0]
+    """
+    return [statistics.median(values), min(values), max(values)]
+
+
+def spread(values: Sequence[float | None], digits: int = 2, *, wanted: int = 0) -> str:
+    """Return the median as text, with minimum and maximum in brackets, and the count if below ``wanted``.
+
+    Example:
+        >>> spread([1.0, 3.0, None, 2.0]), spread([1500.0], 0), spread([None]), spread([1.0], wanted=3)
+        ('2.00 [1.00, 3.00]', '1,500', '-', '1.00 (1 of 3)')
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    text, least, most = (f"{value:,.{digits}f}" for value in middle_and_range(known))
+    if len(known) > 1:
+        text += f" [{least}, {most}]"
+    return text if len(known) >= wanted else f"{text} ({len(known)} of {wanted})"
+
+
 def shown(values: Sequence[float]) -> str:
     """Return median, minimum and maximum with three significant digits.
 
@@ -166,7 +192,7 @@ def shown(values: Sequence[float]) -> str:
     """
     if not values:
         return ""
-    middle, least, most = (_digits(f(values)) for f in (statistics.median, min, max))
+    middle, least, most = map(_digits, middle_and_range(values))
     return middle if len(values) == 1 else f"{middle} [{least}, {most}]"
 
 

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from benchmarks.envs.letters import LongTailSuite
 from benchmarks.real_system import BudgetedCurriculum, System, running
-from benchmarks.report import measured, pyplot, save_results
+from benchmarks.report import measured, pyplot, save_results, spread
 from launch.run_file.load import load
 from launch.run_file.sections import RunConfig
 from learner.errors import Stopped
@@ -179,7 +179,9 @@ def tables(runs: Sequence[Run], shares: Sequence[float]) -> str:
         rows.append("|---" * (len(seeds) + 2) + "|")
         for arm in arms:
             times = [_seconds(times_to(runs, seed, share).get(arm)) for seed in seeds]
-            rows.append(f"| {arm} | {' | '.join(times)} | {_spread(ratios(runs, arm, share), len(seeds))} |")
+            rows.append(
+                f"| {arm} | {' | '.join(times)} | {spread(ratios(runs, arm, share), wanted=len(seeds))} |"
+            )
         blocks.append("\n".join([f"**Seconds to {share:.0%} of the waiting arm's gain**", "", *rows]))
     rows = [
         "| arm | reward before | reward after | steps | trained tokens/s | generated tokens/s "
@@ -199,7 +201,7 @@ def row(arm: str, runs: Sequence[Run]) -> str:
         return float(statistics.median(getattr(run, name) for run in runs))
 
     return (
-        f"| {arm} | {median('start'):.3f} | {_spread([run.end for run in runs], len(runs), 3)} "
+        f"| {arm} | {median('start'):.3f} | {spread([run.end for run in runs], 3)} "
         f"| {median('steps'):.0f} | {median('tokens_per_second'):,.0f} | {median('generated_per_second'):,.0f} "
         f"| {median('idle_learner'):.0%} / {median('idle_generator'):.0%} | {median('running_requests'):.1f} "
         f"| {median('lag_mean'):.2f} / {max(run.lag_max for run in runs)} | {median('stale_tokens'):.1%} "
@@ -210,15 +212,6 @@ def row(arm: str, runs: Sequence[Run]) -> str:
 
 def _seconds(value: float | None) -> str:
     return "not reached" if value is None else f"{value:.1f}"
-
-
-def _spread(values: Sequence[float], wanted: int, digits: int = 2) -> str:
-    if not values:
-        return "-"
-    text = f"{statistics.median(values):.{digits}f}"
-    if len(values) > 1:
-        text += f" [{min(values):.{digits}f}, {max(values):.{digits}f}]"
-    return text if len(values) == wanted else f"{text} ({len(values)} of {wanted} seeds)"
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from benchmarks.claims.claims import ARMS, BUDGETS, CLAIMS, Bar, Budget, BudgetUnit, Claim, Measure
 from benchmarks.real_system import CountingSession, System, lag_is_exact, learning
-from benchmarks.report import half_interval, pyplot
+from benchmarks.report import half_interval, pyplot, spread
 from launch.run_file.sections import RunConfig
 from learner.intake.evaluation import mean_rewards, share_correct
 from learner.trajectory import Trajectory, Unit
@@ -322,18 +322,14 @@ def _arm_row(name: str, cells: Sequence[Cell]) -> str:
     arm = ARMS[name]
     recipe = arm.recipe + (f", scale {arm.scale}" if arm.scale else "")
     recipe += "".join(f", {name} {value}" for name, value in arm.family.items() if name != "note")
-    numbers = [_spread([value_of(cell, measure) for cell in cells]) for measure in ("final", "area", "calls")]
+    numbers = [
+        spread([value_of(cell, measure) for cell in cells], 3) for measure in ("final", "area", "calls")
+    ]
     if arm.task != "hops":
         numbers[2] = "-"
     used = round(statistics.median(cell.used[-1] for cell in cells), -3)
     unit = BUDGETS[arm.task].unit
     return f"| {name} | {arm.task} | {recipe} | {' | '.join(numbers)} | {used:,.0f} {unit} | {len(cells)} |"
-
-
-def _spread(values: Sequence[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.3f}"
-    return f"{statistics.median(values):.3f} [{min(values):.3f}, {max(values):.3f}]"
 
 
 def plot(cells: Sequence[Cell], path: Path) -> None:

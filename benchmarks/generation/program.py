@@ -13,7 +13,6 @@ first round of each side is a warm-up. On shared cores only the ratios are meani
 import argparse
 import logging
 import signal
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 from actors.config import GeneratorConfig
 from benchmarks.envs.random_prompt import LETTERS
 from benchmarks.generation.system import Bare, Outcome, System, Work
-from benchmarks.report import save_results
+from benchmarks.report import middle_and_range, save_results
 from protocol.security import key_files
 
 PRETRAINED = "smollm2"
@@ -119,18 +118,16 @@ def summary(rounds: Rounds) -> dict[str, Any]:
     for name, found in rounds.items():
         tokens = sum(outcome.tokens for outcome in found)
         result[name] = {
-            "tokens_per_second": spread([rate(outcome) for outcome in found]),
-            "over_bare": spread([rate(o) / rate(b) for o, b in zip(found, rounds[BAR], strict=True)]),
+            "tokens_per_second": middle_and_range([rate(outcome) for outcome in found]),
+            "over_bare": middle_and_range(
+                [rate(o) / rate(b) for o, b in zip(found, rounds[BAR], strict=True)]
+            ),
             "cpu_us_per_token": {
                 process: 1e6 * sum(outcome.cpu[process] for outcome in found) / tokens
                 for process in found[0].cpu
             },
         }
     return result
-
-
-def spread(values: list[float]) -> list[float]:
-    return [statistics.median(values), min(values), max(values)]
 
 
 def table(results: dict[str, Any]) -> str:

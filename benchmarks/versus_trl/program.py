@@ -52,7 +52,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import pyplot, save_results
+from benchmarks.report import pyplot, save_results, spread
 from benchmarks.versus_trl.runs import (
     ARMS,
     TASKS,
@@ -63,7 +63,6 @@ from benchmarks.versus_trl.runs import (
     ratio,
     reached,
     seconds_to,
-    spread,
     step_seconds,
     tokens_per_second,
 )

@@ -379,19 +379,3 @@ def ratio(theirs: Sequence[float | None], ours: Sequence[float | None]) -> list[
     """
     pairs = zip(theirs, ours, strict=True)
     return [a / b for a, b in pairs if a is not None and b is not None]
-
-
-def spread(values: Sequence[float | None], digits: int = 2, *, wanted: int = 0) -> str:
-    """Return the median as text, with minimum and maximum in brackets, and the count if below ``wanted``.
-
-    Example:
-        >>> spread([1.0, 3.0, None, 2.0]), spread([1500.0], 0), spread([None]), spread([1.0], wanted=3)
-        ('2.00 [1.00, 3.00]', '1,500', '-', '1.00 (1 of 3)')
-    """
-    known = [value for value in values if value is not None]
-    if not known:
-        return "-"
-    text = f"{statistics.median(known):,.{digits}f}"
-    if len(known) > 1:
-        text += f" [{min(known):,.{digits}f}, {max(known):,.{digits}f}]"
-    return text if len(known) >= wanted else f"{text} ({len(known)} of {wanted})"

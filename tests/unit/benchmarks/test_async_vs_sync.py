@@ -75,7 +75,7 @@ def test_a_level_is_reached_when_the_curve_first_crosses_it():
 def test_runs_are_compared_seed_by_seed():
     runs = [run("sync", seconds=10.0, seed=s) for s in (0, 1, 2)] + [run("async", seconds=5.0, seed=2)]
     assert [(a.seed, b.mode) for a, b in pairs(runs, "uniform")] == [(2, "async")]
-    assert "| uniform | 1 | 2.00 [2.00, 2.00] |" in tables(runs, ["uniform", "heavy"])
+    assert "| uniform | 1 | 2.00 |" in tables(runs, ["uniform", "heavy"])
 
 
 def test_runs_are_read_as_they_were_written():

@@ -24,10 +24,10 @@ from benchmarks.learner import (
     make_trajectories,
     plan,
     sample,
-    spread,
     table,
 )
 from benchmarks.ratios.program import BASELINE, MOST_DROP, Pair, calls, complaints, counts, pairs, peak_bytes
+from benchmarks.report import middle_and_range
 from benchmarks.weights import program as weights
 from learner.advantages import assign_advantages
 from learner.settings.learner import LearnerConfig
@@ -103,8 +103,8 @@ def test_a_row_of_the_table_shows_median_and_spread():
     row = {
         "parameters": 1_200_000, "lengths": "uniform", "optimizer_steps": 2, "trained_tokens": 1000,
         "computed_tokens": 2000, "padded_tokens": 60, "padding_fraction": 0.03,
-        "tokens_per_second": spread([1.0, 2.0, 9.0]), "bare_tokens_per_second": spread([2.0]),
-        "ratio_wall": spread([0.9, 1.0]), "ratio_cpu": spread([1.0]), "ratio_best_cpu": 0.98,
+        "tokens_per_second": middle_and_range([1.0, 2.0, 9.0]), "bare_tokens_per_second": middle_and_range([2.0]),
+        "ratio_wall": middle_and_range([0.9, 1.0]), "ratio_cpu": middle_and_range([1.0]), "ratio_best_cpu": 0.98,
     }  # fmt: skip
     assert (
         "1.2 M | uniform, 2 optimizer steps | 1,000 | 2,000 | 60 (3.0%) | 2 | 2 | 0.95 [0.90, 1.00]"

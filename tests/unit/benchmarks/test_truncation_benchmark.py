@@ -43,7 +43,7 @@ def test_an_arm_that_never_gets_there_is_shown_and_not_averaged():
     ]
     table = tables(runs, [0.9])
     assert "| tppo | 10.0 | not reached |" in table
-    assert "3.00 (1 of 2 seeds)" in table
+    assert "3.00 (1 of 2)" in table
 
 
 def test_smoothing_delays_no_arm():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.report import spread
 from benchmarks.versus_trl import program as versus_trl
 from benchmarks.versus_trl.program import tables
 from benchmarks.versus_trl.rewards import last_number, letters
@@ -20,7 +21,6 @@ from benchmarks.versus_trl.runs import (
     curve,
     ratio,
     seconds_to,
-    spread,
     step_seconds,
     tokens_per_second,
     write_rows,
