@@ -40,6 +40,9 @@ PUMP_BATCH, PUMP_S = 64, 0.01
 UNSENT_LIMIT = 1_024
 """Upper limit of the messages that wait to be put into envelopes."""
 LINGER_MS = 2_000
+CONNECT_MS = 4_000
+"""Longest attempt to connect. The kernel doubles the time between its own tries, so after a minute without a line it
+would be silent for half a minute more."""
 
 _SNDMORE = int(zmq.SNDMORE)
 _AGAIN = int(zmq.DONTWAIT)
@@ -76,6 +79,7 @@ def router(context: "zmq.Context[zmq.Socket[bytes]]") -> "LeanRouter":
 
 def _limit(socket: "zmq.Socket[bytes]") -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_BODY_BYTES + 1024)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)

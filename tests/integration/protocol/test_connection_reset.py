@@ -4,16 +4,19 @@ The peer joins again and is not left without a connection.
 """
 
 import asyncio
+import socket
 import threading
 import time
 
 import pytest
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
+from protocol import sockets
 from protocol.codec import encode, messages_in
 from protocol.messages.episodes import DeliveryCredit
 from protocol.messages.peers import Heartbeat, Hello, Welcome
-from protocol.sockets import AsyncLink, ThreadLink, router
+from protocol.sockets import AsyncLink, ThreadLink, dealer, router
 from tests.campaigns.faults.scene import Proxy
 
 HELLO = Hello(role="actor", peer="a", incarnation=1)
@@ -137,3 +140,30 @@ def test_a_peer_that_is_sent_nonsense_connects_again(broker, proxy, only_back):
     until(lambda: link.session.joins > 1)
     assert proxy.connections == 2
     link.close()
+
+
+def test_a_peer_whose_connection_nobody_answers_tries_again_soon(monkeypatch):
+    """The kernel's own tries come at ever longer intervals, so a line that is back would stay unused."""
+    monkeypatch.setattr(sockets, "CONNECT_MS", 300)
+    context = zmq.Context()
+    # A server whose queue is full answers nobody, as a line that passes nothing.
+    deaf = socket.create_server(("127.0.0.1", 0), backlog=0)
+    waiting = [socket.socket() for _ in range(3)]
+    peer = dealer(context, "a")
+    events = peer.get_monitor_socket(zmq.EVENT_CONNECT_RETRIED)
+    try:
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(deaf.getsockname())
+        peer.connect(f"tcp://127.0.0.1:{deaf.getsockname()[1]}")
+        # Otherwise the kernel would try for two minutes before the first of them.
+        for _ in range(3):
+            assert events.poll(20_000)
+            recv_monitor_message(events)
+    finally:
+        peer.disable_monitor()
+        for each in (events, peer):
+            each.close(0)
+        for each in (deaf, *waiting):
+            each.close()
+        context.term()
