@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from launch.view.columns import evaluation_of, reward_of
 from launch.view.journal_index import JournalIndex
 from launch.view.overview import evaluations, sentence
 from launch.view.run_reader import RunFiles, flat_settings
-from launch.view.table import evaluation_of, finite, reward_of
+from launch.view.table import finite
 
 IGNORED = ("run.name", "run.dir", "broker.endpoint", "broker.http", "weights.http", "model.cache")
 """Settings that differ between any two runs, and change nothing."""

@@ -13,7 +13,7 @@ import msgspec
 
 from launch.errors import ConfigError, NotKept
 from launch.view.inspector import inspector_page, read_pieces
-from launch.view.questions import MAX_NAMES, Questions, RunView
+from launch.view.questions import MAX_NAMES, Questions, RunView, docs_page
 from launch.view.server import ASSETS
 from launch.view.table import choices, row_of, selected, table_page
 
@@ -25,7 +25,7 @@ BATCHES = 30
 IN_FILE = 50
 MODULES = (
     "dom.js", "data.js", "charts.js", "overview.js", "timeline.js", "ledger.js", "trajectories.js", "inspector.js",
-    "staleness.js", "differences.js", "app.js",
+    "staleness.js", "differences.js", "manual.js", "app.js",
 )  # fmt: skip
 """Modules of the page, each behind those that it imports."""
 _IMPORT = re.compile(r"^import (?:\{(.*?)\}|\* as (\w+)) from \"\./([\w-]+)\.js\";\n", re.MULTILINE)
@@ -87,6 +87,10 @@ def _write_run(data: Path, number: int, run: RunView, questions: Questions) -> N
     given = {"run": run.name}
     for name in ("overview", "names", "logs", "ledger", "staleness", "timeline"):
         put(name, questions.ask(name, given))
+    found = questions.ask("overview", given)
+    for finding in (*found["alarms"], *found["advice"]):
+        page = docs_page(finding["docs"])
+        _write(data, f"docs-{re.sub(r'[^a-zA-Z0-9_]', '-', page['page'])}", page)
     columns: dict[str, Any] = {"columns": {}, "meanings": {}}
     for names in batched(run.files().steps.names, MAX_NAMES):
         part = questions.ask("metrics", {**given, "names": ",".join(names)})
@@ -108,8 +112,10 @@ def _write_run(data: Path, number: int, run: RunView, questions: Questions) -> N
 def _write_trajectories(run: RunView, put: Callable[[str, Any], None]) -> None:
     """Write the table, and the tokens of the newest trajectories, some in each file."""
     files, index = run.files(), run.index
-    rows = selected(index, files.config, {})[:ROWS]
-    page = {**table_page(index, files.config, files.samples, {}), "choices": choices(index)}
+    columns = run.columns
+    columns.refresh(files.config)
+    rows = [index.rows[place] for place in selected(index, columns, {})[:ROWS].tolist()]
+    page = {**table_page(index, columns, files.config, files.samples, {}), "choices": choices(columns)}
     put("table", {**page, "rows": [row_of(row, index, files.config) for row in rows]})
     words, names = run.words(files), dict[str, int]()
     parts: dict[int, dict[str, Any]] = {}

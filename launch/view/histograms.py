@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 def bin_edges(values: Sequence[float], bins: int, *, whole: bool = False) -> list[float]:
@@ -27,7 +29,7 @@ def bin_edges(values: Sequence[float], bins: int, *, whole: bool = False) -> lis
     return [round((first + i) * width, 12) for i in range(count + 1)]
 
 
-def histogram(values: Sequence[float], edges: Sequence[float]) -> list[int]:
+def histogram(values: Sequence[float] | NDArray[Any], edges: Sequence[float]) -> list[int]:
     """Count values by bin; a bin holds its lower edge.
 
     Example:

@@ -19,8 +19,9 @@ from broker.journal.files import read_place
 from broker.journal.writer import unpack_segment
 from launch.errors import NotKept
 from launch.run_file.sections import RunConfig
+from launch.view.columns import evaluation_of, held_out_task, known_step, reward_of
 from launch.view.journal_index import JournalIndex, Row
-from launch.view.table import evaluation_of, finite, held_out_task, known_step, reward_of, row_of
+from launch.view.table import finite, row_of
 from learner.errors import BrokenTrajectory
 from learner.samples import Sample
 from learner.trajectory import branches_of

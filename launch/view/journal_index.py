@@ -91,6 +91,8 @@ class Row:
     purpose: str
     generator: str
     temperature: float
+    place: int = 0
+    """Number of the row in the index."""
     status: str = "unfinished"
     stop_reason: str = ""
     failure: str = ""
@@ -232,6 +234,8 @@ class JournalIndex:
         """Seconds of all turns: waited for an engine, sampled, and in tools and environment. See `TurnTime`."""
         self.changes = 0
         """Number of records taken so far; pages that were computed at an earlier number are old."""
+        self.touched: set[int] = set()
+        """Numbers of the rows that are new or have changed since whoever keeps columns of them last looked."""
         self._file, self._offset = 0, 0
         self._state: BrokerState | None = None
         self._event: AnyEvent | None = None
@@ -395,6 +399,7 @@ class JournalIndex:
         units = state.deliveries.saved()
         known = {stored.key: (unit.outcome or "", unit.step) for unit in units for stored in unit.segments}
         held = {stored.key for stored in state.assembly.segments()}
+        self.touched.update(row.place for row in self.rows)
         for row in self.rows:
             for piece in row.pieces:
                 key = (row.trajectory, piece.index)
@@ -420,11 +425,12 @@ class JournalIndex:
             row = Row(
                 segment.trajectory_id, segment.task_id, segment.group_id, segment.group_size,
                 sys.intern(segment.env), sys.intern(segment.purpose), sys.intern(segment.generator),
-                segment.temperature,
+                segment.temperature, len(self.rows),
             )  # fmt: skip
             self.rows.append(row)
             self.by_id[row.trajectory] = row
             self.groups.setdefault(row.group, []).append(row)
+        self.touched.add(row.place)
         row.status, row.stop_reason = sys.intern(segment.status), sys.intern(segment.stop_reason)
         if segment.status == "failed":
             row.failure = describe(failure_or_text(segment.failure, segment.error))
@@ -502,8 +508,9 @@ class JournalIndex:
         for outcome, key in told:
             row = self.by_id.get(key[0])
             piece = None if row is None else row.piece(key[1])
-            if piece is None:
+            if row is None or piece is None:
                 continue
+            self.touched.add(row.place)
             piece.outcome = sys.intern(outcome)
             piece.step = event.step if isinstance(event, Committed) and outcome else -1
             piece.lags = ()

@@ -14,6 +14,7 @@ from broker.status import BROKER
 from launch.errors import BadQuestion, NotKept
 from launch.run_folder import JOURNAL
 from launch.view.annotations import AnnotationReader
+from launch.view.columns import RowColumns
 from launch.view.differences import answers, differences_page
 from launch.view.inspector import (
     Words,
@@ -25,7 +26,7 @@ from launch.view.inspector import (
 )
 from launch.view.journal_index import JournalIndex, Row
 from launch.view.overview import number, overview, sentence
-from launch.view.run_reader import RunFiles, RunReader, log_lines
+from launch.view.run_reader import LogReader, RunFiles, RunReader
 from launch.view.table import choices, table_page
 from launch.view.timeline import batch_page, timeline_page
 from launch.view.tokens import ledger_page, staleness_page
@@ -38,6 +39,10 @@ CATCH_UP_S = 0.15
 REST = 30
 MAX_POINTS = 4_000
 MAX_NAMES = 64
+LOG_LINES = 1_000
+"""Most lines of the logs in an answer."""
+DOCS = Path(__file__).parent / "docs"
+"""Pages of the documentation; they stand in the package as in the repository."""
 UNLIMITED_LAG = 1 << 30
 """Bound for a journal whose run's settings cannot be read: nothing in a journal depends on it."""
 Question = Mapping[str, str]
@@ -63,9 +68,11 @@ class RunView:
     def __init__(self, folder: Path, name: str, rest: float = REST) -> None:
         self.folder, self.name, self._rest = folder, name, rest
         self._reader = RunReader(folder)
+        self._logs = LogReader(folder)
         self._lock = threading.Lock()
         bound = self._reader.read().bound
         self.index = JournalIndex(folder / JOURNAL, UNLIMITED_LAG if bound is None else bound)
+        self.columns = RowColumns(self.index)
         self.annotations = AnnotationReader(folder)
         self._words: Words | None = None
         self._pages: dict[str, _Page] = {}
@@ -78,12 +85,20 @@ class RunView:
         self._filler.start()
 
     def _fill(self) -> None:
-        while not self._ended.is_set() and self.index.advance():
+        while not self._ended.is_set() and self._advance():
             pass
+
+    def _advance(self) -> bool:
+        """Read one more chunk of the journal. Return whether there was something to read."""
+        read = self.index.advance()
+        with self.index.lock:
+            # A little with each chunk, so that nobody who asks has to wait for all rows.
+            self.columns.refresh(self._reader.files.config)
+        return read
 
     def read_all(self) -> None:
         """Read all of the journal now."""
-        while self.index.advance():
+        while self._advance():
             pass
 
     def close(self) -> None:
@@ -97,12 +112,17 @@ class RunView:
         with self._lock:
             return self._reader.read()
 
+    def log_lines(self, process: str, level: str) -> list[dict[str, str]]:
+        """Return the newest lines of the logs, merged by time."""
+        with self._lock:
+            return self._logs.lines(process=process, level=level)
+
     def catch_up(self) -> None:
         """Read what is new in the journal, for a short time."""
         if self._filler is not None and self._filler.is_alive():
             return
         until = time.monotonic() + CATCH_UP_S
-        while self.index.advance() and time.monotonic() < until:
+        while self._advance() and time.monotonic() < until:
             pass
 
     def page(self, name: str, make: Callable[[RunFiles, JournalIndex], Any]) -> Any:
@@ -113,6 +133,7 @@ class RunView:
         files = self.files()
         self.catch_up()
         with self.index.lock:
+            self.columns.refresh(files.config)
             self.annotations.refresh()
             seen = (self.index.changes, files.steps.rows, self.annotations.changes)
             before = self._pages.get(name)
@@ -194,6 +215,8 @@ class Questions:
             return {"runs": [_entry(run) for run in self.runs.values()]}
         if name == "differences":
             return self._differences(given)
+        if name == "docs":
+            return docs_page(given.get("page", ""))
         answer = ANSWERS.get(name)
         if answer is None:
             raise BadQuestion(f"there is no question {name[:40]!r}")
@@ -221,6 +244,27 @@ class Questions:
             page["task"] = task
             page["answers"] = [_answers(run, number_) for run in runs]
         return {**page, "runs": [run.name for run in runs]}
+
+
+def docs_page(name: str) -> dict[str, Any]:
+    """Return a page of the documentation as it was written.
+
+    Args:
+        name: its path below docs/; an anchor behind it is left alone.
+
+    Raises:
+        NotKept: there is no such page.
+
+    Example:
+        >>> docs_page("run/view.md#keys")["text"].splitlines()[0]
+        '# Runs in the browser'
+    """
+    # The name is looked up in a list, so it cannot lead out of the folder.
+    known = {path.relative_to(DOCS).as_posix(): path for path in DOCS.rglob("*.md")}
+    page = name.partition("#")[0]
+    if page not in known:
+        raise NotKept(f"the documentation has no page {page[:80]!r}")
+    return {"page": page, "text": known[page].read_text(encoding="utf-8")}
 
 
 def _entry(run: RunView) -> dict[str, Any]:
@@ -307,18 +351,33 @@ def meaning_of(name: str) -> dict[str, str]:
 
 
 def answer_metrics(run: RunView, given: Question) -> dict[str, Any]:
-    """Return columns of metrics by step: those whose names are given, separated by commas."""
+    """Return columns of metrics by step: those whose names are given, separated by commas.
+
+    An answer has a mark. Whoever gives it again as ``since`` gets only the rows behind it, if all rows are shown.
+    """
     files = run.files()
+    steps = files.steps
     names = [name for name in given.get("names", "").split(",") if name][:MAX_NAMES]
-    every = -(-files.steps.rows // MAX_POINTS) or 1
+    every = -(-steps.rows // MAX_POINTS) or 1
     # The newest point is always among them.
-    first = (files.steps.rows - 1) % every if files.steps.rows else 0
+    first = (steps.rows - 1) % every if steps.rows else 0
+    since, _, rows = given.get("since", "").partition(".")
+    known = every == 1 and since == str(files.beginnings) and re.fullmatch(r"\d{1,9}", rows)
+    if known and int(rows) <= steps.rows:
+        first = int(rows)
+    else:
+        known = None
     found = {
-        name: [number(value) for value in files.steps[name][first::every]]
+        name: [number(value) for value in steps[name][first::every]]
         for name in (*AXES, *names)
-        if name in files.steps
+        if name in steps
     }
-    return {"columns": found, "meanings": {name: meaning_of(name) for name in names}}
+    return {
+        "columns": found,
+        "meanings": {} if known else {name: meaning_of(name) for name in names},
+        "since": given["since"] if known else "",
+        "mark": f"{files.beginnings}.{steps.rows}",
+    }
 
 
 def answer_samples(run: RunView, given: Question) -> dict[str, Any]:
@@ -360,14 +419,15 @@ def _sample(sample: Sample, run: RunView) -> dict[str, Any]:
 
 def answer_logs(run: RunView, given: Question) -> dict[str, Any]:
     """Return the newest lines of the logs, merged by time."""
-    lines = log_lines(run.folder, process=given.get("process", ""), level=given.get("level", ""))
-    text = given.get("text", "")[:200]
-    return {"lines": [line for line in lines if text in line["text"]][-1_000:] if text else lines[-1_000:]}
+    lines = run.log_lines(given.get("process", ""), given.get("level", ""))
+    text, count = given.get("text", "")[:200], _integer(given, "count", LOG_LINES)
+    lines = [line for line in lines if text in line["text"]] if text else lines
+    return {"lines": lines[-max(1, min(count, LOG_LINES)) :]}
 
 
 def answer_ledger(run: RunView, given: Question) -> dict[str, Any]:
     """Return what became of every token."""
-    return dict(run.page("ledger", partial(ledger_page, kept=run.annotations)))
+    return dict(run.page("ledger", partial(ledger_page, kept=run.annotations, columns=run.columns)))
 
 
 def answer_staleness(run: RunView, given: Question) -> dict[str, Any]:
@@ -402,9 +462,9 @@ def answer_table(run: RunView, given: Question) -> dict[str, Any]:
     files = run.files()
     run.catch_up()
     with run.index.lock:
-        page = table_page(run.index, files.config, files.samples, given)
-        page["choices"] = run.page("choices", lambda files, index: choices(index))
-        return {**page, "progress": asdict(run.index.progress)}
+        run.columns.refresh(files.config)
+        page = table_page(run.index, run.columns, files.config, files.samples, given)
+        return {**page, "choices": choices(run.columns), "progress": asdict(run.index.progress)}
 
 
 def answer_trajectory(run: RunView, given: Question) -> dict[str, Any]:

@@ -36,6 +36,7 @@ HOST_FOLDERS = "hosts/*"
 LOG_BYTES = 256 << 10
 """Bytes of the end of each log that are read."""
 MAX_LOG_LINES = 2_000
+"""Most lines that are kept of a log, and shown of all."""
 
 State = Literal["running", "ended", "broken off"]
 
@@ -175,6 +176,8 @@ class RunFiles:
     config_text: dict[str, Any] = field(default_factory=dict)
     steps: Columns = field(default_factory=Columns)
     """One row for each learner step."""
+    beginnings: int = 0
+    """How often `steps` began anew, because a learner went back and cut the file."""
     evaluations: Columns = field(default_factory=Columns)
     """One row for each evaluation."""
     notes: list[Note] = field(default_factory=list)
@@ -258,6 +261,7 @@ class RunReader:
         files = self.files
         if anew:
             files.steps, files.evaluations, files.notes = Columns(), Columns(), []
+            files.beginnings += 1
         for text in lines:
             try:
                 line = json.loads(text)
@@ -412,38 +416,81 @@ _LOG_LINE = re.compile(
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
-def log_lines(folder: Path, *, process: str = "", level: str = "") -> list[dict[str, str]]:
-    """Return the newest lines of all logs, merged by their time; a line without a time stays with the one before it.
+@dataclass
+class _Log:
+    """The newest lines of one log that were read so far."""
 
-    Args:
-        process: only of this process; "": of all.
-        level: only of this level or above.
-    """
-    least = LEVELS.index(level) if level in LEVELS else 0
-    merged: list[tuple[str, int, dict[str, str]]] = []
-    # The name comes from a user of the page, so it only selects among the files that are there.
-    for path in sorted([*folder.glob("logs/*.log"), *folder.glob(f"{HOST_FOLDERS}/logs/*.log")]):
-        if process and path.stem != process:
-            continue
-        merged += _lines_of_log(path, least)
-    merged.sort(key=lambda line: line[:2])
-    return [line for _, _, line in merged[-MAX_LOG_LINES:]]
+    inode: int
+    offset: int
+    lines: deque[tuple[str, int, dict[str, str]]] = field(default_factory=lambda: deque(maxlen=MAX_LOG_LINES))
+    count: int = 0
+    at: str = ""
+    level: str = "INFO"
+    rest: bytes = b""
+    """Beginning of a line that is not written whole."""
 
 
-def _lines_of_log(path: Path, least: int) -> list[tuple[str, int, dict[str, str]]]:
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - LOG_BYTES))
-            texts = file.read().decode("utf-8", "backslashreplace").split("\n")
-    except OSError:
-        return []
-    found: list[tuple[str, int, dict[str, str]]] = []
-    at, level = "", "INFO"
-    for number, text in enumerate(texts[1:] if size > LOG_BYTES else texts):
+class LogReader:
+    """Reads the logs of a run folder, of each only what is new since the last look."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._logs: dict[Path, _Log] = {}
+
+    def lines(self, *, process: str = "", level: str = "") -> list[dict[str, str]]:
+        """Return the newest lines of all logs, merged by time; a line without one stays with the line before it.
+
+        Args:
+            process: only of this process; "": of all.
+            level: only of this level or above.
+        """
+        least = LEVELS.index(level) if level in LEVELS else 0
+        merged: list[tuple[str, int, dict[str, str]]] = []
+        # The name comes from a user of the page, so it only selects among the files that are there.
+        for path in sorted(
+            [*self._folder.glob("logs/*.log"), *self._folder.glob(f"{HOST_FOLDERS}/logs/*.log")]
+        ):
+            if not process or path.stem == process:
+                found = self._read(path)
+                merged += [line for line in found if not least or LEVELS.index(line[2]["level"]) >= least]
+        merged.sort(key=lambda line: line[:2])
+        return [line for _, _, line in merged[-MAX_LOG_LINES:]]
+
+    def _read(self, path: Path) -> deque[tuple[str, int, dict[str, str]]]:
+        try:
+            with open(path, "rb") as file:
+                stat = os.fstat(file.fileno())
+                log = self._logs.get(path)
+                if log is None or stat.st_ino != log.inode or stat.st_size < log.offset:
+                    begin = max(0, stat.st_size - LOG_BYTES)
+                    log = self._logs[path] = _Log(stat.st_ino, begin)
+                    file.seek(begin)
+                    if begin:
+                        # Its first line may be cut.
+                        log.offset += len(file.readline(LOG_BYTES))
+                elif stat.st_size - log.offset > LOG_BYTES:
+                    log.offset, log.rest = stat.st_size - LOG_BYTES, b""
+                file.seek(log.offset)
+                data = file.read(LOG_BYTES)
+        except OSError:
+            return deque()
+        log.offset += len(data)
+        *whole, log.rest = (log.rest + data)[-2 * LOG_BYTES :].split(b"\n")
+        for line in whole:
+            self._take(log, path.stem, line)
+        if not log.rest:
+            return log.lines
+        shown = _Log(0, 0, log.lines.copy(), log.count, log.at, log.level)
+        self._take(shown, path.stem, log.rest)
+        return shown.lines
+
+    @staticmethod
+    def _take(log: _Log, process: str, line: bytes) -> None:
+        text = line.decode("utf-8", "backslashreplace")
         if match := _LOG_LINE.match(text):
-            at, level = f"{match[1]}.{match[2]}", match[3]
+            log.at, log.level = f"{match[1]}.{match[2]}", match[3]
             text = match[4]
-        if text and LEVELS.index(level) >= least:
-            found.append((at, number, {"at": at, "process": path.stem, "level": level, "text": text[:4_000]}))
-    return found
+        log.count += 1
+        if text:
+            entry = {"at": log.at, "process": process, "level": log.level, "text": text[:4_000]}
+            log.lines.append((log.at, log.count, entry))

@@ -1,6 +1,7 @@
 """Serves the page and the answers to its questions over HTTP."""
 
 import asyncio
+import hashlib
 import hmac
 import logging
 import secrets
@@ -38,6 +39,8 @@ ANSWER_S = 60.0
 """Longest time of an answer."""
 MAX_QUESTION = 8_000
 """Longest address that is answered."""
+COMPRESSED_BYTES = 8 << 10
+"""Answers that are longer are compressed; for others it is not worth the time."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -156,8 +159,13 @@ def application(questions: Questions, gate: Gate) -> web.Application:
         except Exception as error:
             log.exception("%s could not be answered", request.match_info["question"][:40])
             return _error(500, f"a fault of the viewer, its terminal has the details: {type(error).__name__}")
-        response = web.Response(body=body, content_type="application/json")
-        response.enable_compression()
+        # A page that is open asks again and again, and mostly nothing has changed.
+        tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+        if request.headers.get("If-None-Match") == tag:
+            return web.Response(status=304, headers={"ETag": tag})
+        response = web.Response(body=body, content_type="application/json", headers={"ETag": tag})
+        if len(body) > COMPRESSED_BYTES:
+            response.enable_compression()
         return response
 
     app = web.Application(middlewares=[guard], client_max_size=1024)

@@ -2,16 +2,16 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from broker.core.records import OUTCOMES
 from launch.view.annotations import AnnotationReader
+from launch.view.columns import RowColumns, is_uniform, rewards_by
 from launch.view.histograms import bin_edges, histogram
 from launch.view.journal_index import UNKNOWN, JournalIndex, Row
 from launch.view.overview import number
 from launch.view.run_reader import Columns, RunFiles
-from launch.view.table import is_uniform, rewards_by
 
 HELD = "held"
 MASKED = "trained: masked as too stale"
@@ -20,7 +20,9 @@ LENGTH_BINS = 24
 SERIES_POINTS = 400
 
 
-def ledger_page(files: RunFiles, index: JournalIndex, kept: AnnotationReader) -> dict[str, Any]:
+def ledger_page(
+    files: RunFiles, index: JournalIndex, kept: AnnotationReader, columns: RowColumns
+) -> dict[str, Any]:
     """Return the ledger as a flow in action tokens, its sum in tokens, its course over the steps, and lengths.
 
     Action tokens are what generators sampled; tokens are those and the prompts and observations around them.
@@ -32,11 +34,12 @@ def ledger_page(files: RunFiles, index: JournalIndex, kept: AnnotationReader) ->
             if outcome == "dropped":
                 outcome = f"dropped: {why_dropped(row, index, kept.reasons)}"
             stale = 0 if files.bound is None else sum(n for lag, n in piece.lags if lag > files.bound)
-            sums.setdefault(outcome, Counter()).update(
-                tokens=piece.tokens, action_tokens=piece.action_tokens - stale, segments=1
-            )
+            counts = sums.setdefault(outcome, Counter(tokens=0, action_tokens=0, segments=0))
+            counts["tokens"] += piece.tokens
+            counts["action_tokens"] += piece.action_tokens - stale
+            counts["segments"] += 1
             if stale:
-                sums.setdefault(MASKED, Counter()).update(action_tokens=stale)
+                sums.setdefault(MASKED, Counter())["action_tokens"] += stale
     ledger = index.ledger
     return {
         "flow": _flow(files, index, sums),
@@ -45,7 +48,7 @@ def ledger_page(files: RunFiles, index: JournalIndex, kept: AnnotationReader) ->
         "meanings": meanings(),
         "bound": files.bound,
         "series": series(files.steps),
-        "lengths": lengths(index.rows),
+        "lengths": lengths(columns),
         "distance": files.steps.last("broker/length_distance_tokens"),
         "bias": files.steps.last("broker/length_bias_tokens"),
         "learner": files.summary.get("tokens_by_outcome") if files.summary else None,
@@ -139,20 +142,23 @@ def series(steps: Columns) -> dict[str, list[float | None]]:
     return found
 
 
-def lengths(rows: Sequence[Row]) -> dict[str, Any]:
+def lengths(columns: RowColumns) -> dict[str, Any]:
     """Return histograms of the action tokens of finished training trajectories, and of those that were trained."""
-    ended = [row for row in rows if row.purpose == "train" and row.status not in ("unfinished", "failed")]
-    of_all = [row.action_tokens for row in ended]
-    trained = [row.action_tokens for row in ended if "trained" in row.outcome]
-    if not of_all:
+    codes = columns.codes
+    ended = columns["purpose"] == codes["purpose"].known("train")
+    for status in ("unfinished", "failed"):
+        ended &= columns["status"] != codes["status"].known(status)
+    of_all = columns["length"][ended]
+    trained = of_all[codes["outcome"].where(lambda outcome: "trained" in outcome)[columns["outcome"][ended]]]
+    if not len(of_all):
         return {"edges": [], "all": [], "trained": []}
-    edges = bin_edges(of_all, LENGTH_BINS, whole=True)
+    edges = bin_edges([int(of_all.min()), int(of_all.max())], LENGTH_BINS, whole=True)
     return {
         "edges": edges,
         "all": histogram(of_all, edges),
         "trained": histogram(trained, edges),
-        "mean_all": sum(of_all) / len(of_all),
-        "mean_trained": sum(trained) / len(trained) if trained else None,
+        "mean_all": float(of_all.mean()),
+        "mean_trained": float(trained.mean()) if len(trained) else None,
     }
 
 

@@ -1,7 +1,7 @@
 // The frame around the pages: which run, which page, keys, theme, and what is new.
 
 import { add, h } from "./dom.js";
-import { ask, address, exported, view } from "./data.js";
+import { ask, address, exported, newsCount, view } from "./data.js";
 import { redraw } from "./charts.js";
 import * as overview from "./overview.js";
 import * as timeline from "./timeline.js";
@@ -10,6 +10,7 @@ import * as trajectories from "./trajectories.js";
 import * as inspector from "./inspector.js";
 import * as staleness from "./staleness.js";
 import * as differences from "./differences.js";
+import * as manual from "./manual.js";
 
 const PAGES = {
   overview: ["Learning", overview.render],
@@ -19,8 +20,10 @@ const PAGES = {
   staleness: ["Staleness", staleness.render],
   differences: ["Differences", differences.render],
 };
-const BEHIND = { samples: overview.renderSamples, trajectory: inspector.render };
-const FRESH_MS = 3000;
+const BEHIND = { samples: overview.renderSamples, trajectory: inspector.render, docs: manual.render };
+// Looking must take next to nothing from a run: a page rests REST times as long as it took to bring it up to date, and longer
+// while nothing changes. On a busy machine it takes longer, so it asks less often there.
+const [LEAST_MS, MOST_MS, REST] = [5000, 30000, 50];
 const KEYS = [
   ["j / k", "next and previous trajectory, or step"], ["[ / ]", "previous and next member of the group"], ["/", "to the filter"],
   ["1 … 6", "the pages"], ["t", "text, tokens, shaded"], ["?", "this help"], ["Esc", "closes this"],
@@ -30,25 +33,30 @@ const main = document.getElementById("main");
 const select = document.getElementById("run");
 let asked = 0;
 let runs = [];
+let update = null;
 
 /** Shows the view that the address names. */
-async function show(keepPlace = false) {
+async function show(keepPlace = false, anyway = false) {
   const mine = ++asked;
   const { page, given } = view();
   const found = PAGES[page]?.[1] || BEHIND[page];
   given.run = runs.some((run) => run.run === given.run) ? given.run : runs[0]?.run;
   navigation(page, given);
   const fresh = h("div");
+  const known = newsCount();
+  let updates = null;
   // Pages give lists, and null for what is not there.
   fresh.append = (...children) => add(fresh, children);
   try {
     if (!found) throw new Error(`there is no page ${page}`);
-    await found(fresh, given, (changed) => { location.hash = address(page, { ...given, ...changed }); });
+    updates = await found(fresh, given, (changed) => { location.hash = address(page, { ...given, ...changed }); });
   } catch (error) {
     fresh.append(h("p", { class: "error", role: "alert" }, error.message));
   }
   // A later view may have been asked for meanwhile.
   if (mine !== asked) return;
+  update = updates || null;
+  if (keepPlace && !anyway && newsCount() === known) return;
   const place = keepPlace ? window.scrollY : 0;
   const focused = keepPlace ? document.activeElement?.id : "";
   main.replaceChildren(...fresh.childNodes);
@@ -61,7 +69,7 @@ async function show(keepPlace = false) {
 
 function navigation(page, given) {
   const nav = document.getElementById("nav");
-  const behind = page === "samples" ? "overview" : page === "trajectory" ? "table" : page;
+  const behind = page === "samples" || page === "docs" ? "overview" : page === "trajectory" ? "table" : page;
   nav.replaceChildren(...Object.entries(PAGES).map(([name, [title]], i) =>
     h("a", { href: address(name, { run: given.run }), "aria-current": name === behind ? "page" : null, title: `key ${i + 1}` }, title)));
   select.replaceChildren(...runs.map((run) => h("option", { value: run.run, selected: run.run === given.run }, `${run.run} (${run.state})`)));
@@ -112,7 +120,7 @@ function startTheme() {
     const next = document.documentElement.classList.contains("dark") ? "light" : "dark";
     try { localStorage.setItem("offbeat-theme", next); } catch { /* it stays for this page */ }
     theme(next);
-    show(true);
+    show(true, true);
   });
 }
 
@@ -146,15 +154,35 @@ async function start() {
   window.addEventListener("hashchange", () => show());
   if (!(await freshen())) return;
   await show();
-  if (exported()) return;
-  setInterval(async () => {
-    if (document.hidden) return;
-    const { page } = view();
+  if (!exported()) follow();
+}
+
+/** Brings the page up to date again and again, but not while nobody sees it. */
+async function follow() {
+  let rest = LEAST_MS;
+  for (;;) {
+    await new Promise((done) => { setTimeout(done, rest); });
+    if (document.hidden) await new Promise((done) => { document.addEventListener("visibilitychange", done, { once: true }); });
+    const began = performance.now();
     const before = JSON.stringify(runs);
-    if (!(await freshen()) || JSON.stringify(runs) === before) return;
-    const busy = document.activeElement?.matches("input, select") || document.querySelector("dialog[open]");
-    if (PAGES[page] && page !== "table" && page !== "differences" && !busy) await show(true);
-  }, FRESH_MS);
+    const changed = await freshen() && JSON.stringify(runs) !== before;
+    if (changed) await renew();
+    rest = changed ? Math.max(LEAST_MS, REST * (performance.now() - began)) : 1.5 * rest;
+    rest = Math.min(MOST_MS, rest);
+  }
+}
+
+async function renew() {
+  const { page } = view();
+  const busy = document.activeElement?.matches("input, select") || document.querySelector("dialog[open]");
+  if (!PAGES[page] || page === "table" || page === "differences" || busy) return;
+  if (!update) {
+    await show(true);
+    return;
+  }
+  try {
+    await update();
+  } catch { /* the next round says what is wrong, or it is over */ }
 }
 
 start();

@@ -39,9 +39,12 @@ export function figure(title, body, { svg, rows, under } = {}) {
     body, under);
 }
 
-/** Returns a square of a colour, for a legend. */
-export const swatch = (paint) => h("i", { set: { background: `var(--${paint})`, display: "inline-block", width: ".8rem", height: ".8rem",
-  "margin-right": ".2rem" } });
+/** What a bar of a colour looks like. Waiting is pale with an edge, so that it is told from work without its colour. */
+export const painted = (paint) => ({ fill: `var(--${paint})`, ...(paint === "wait" ? { "fill-opacity": 0.3, stroke: "var(--wait)" } : {}) });
+
+/** Returns a square of a colour, for a legend; it looks as its bars do. */
+export const swatch = (paint) => s("svg", { viewBox: "0 0 13 13", class: "swatch", "aria-hidden": "true" },
+  s("rect", { x: 0.5, y: 0.5, width: 12, height: 12, ...painted(paint) }));
 
 const drawn = new Set();
 
@@ -57,16 +60,24 @@ export function redraw() {
  * Returns a figure of curves.
  * lines: [{label, x, y, low, high, points}]; low and high are the ends of an interval.
  * given: {unit, time, bound, onpoint, height}
+ * The figure has `update(lines)`, which draws the newer lines and returns whether it could.
  */
 export function curves(title, lines, given = {}) {
-  const xs = [...new Set(lines.flatMap((line) => line.x))].filter((x) => x !== null).sort((a, b) => a - b);
-  const place = new Map(xs.map((x, i) => [x, i]));
+  let xs, data, all, ends;
   const column = (line, name) => {
+    const place = new Map(xs.map((x, i) => [x, i]));
     const values = new Array(xs.length).fill(null);
     line.x.forEach((x, i) => { if (place.has(x)) values[place.get(x)] = line[name][i] ?? null; });
     return values;
   };
-  const data = [xs, ...lines.map((line) => column(line, "y"))];
+  const take = (newer) => {
+    lines = newer;
+    xs = [...new Set(lines.flatMap((line) => line.x))].filter((x) => x !== null).sort((a, b) => a - b);
+    data = [xs, ...lines.map((line) => column(line, "y"))];
+    ends = lines.flatMap((line) => (line.low ? [...line.low, ...line.high] : []));
+    all = data.slice(1).flat().concat(given.bound ?? [], ends).filter((value) => value !== null);
+  };
+  take(lines);
   // Until somebody points at a step, a line that the newest step lacks is read where it was last known.
   const reached = (values, at, pointed) => {
     if (values[at] !== null || (pointed !== null && pointed !== undefined)) return num(values[at]);
@@ -87,15 +98,15 @@ export function curves(title, lines, given = {}) {
     const width = Math.max(220, box.clientWidth || 400);
     const soft = colour("soft");
     const axis = { stroke: soft, grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line") } };
-    const ends = lines.flatMap((line) => (line.low ? [...line.low, ...line.high] : []));
-    const all = data.slice(1).flat().concat(given.bound ?? [], ends).filter((value) => value !== null);
-    const flat = all.length > 0 && Math.min(...all) === Math.max(...all);
     one.plot = new uPlot({
       width, height: given.height || 190, legend: { show: false }, cursor: { y: false, drag: { x: true, y: false } },
       scales: { x: { time: Boolean(given.time) },
-        y: flat ? { range: [all[0] - Math.max(0.5, Math.abs(all[0]) / 10), all[0] + Math.max(0.5, Math.abs(all[0]) / 10)] }
-          : given.bound !== undefined ? { range: (u, low, high) => [Math.min(low, given.bound), 1.05 * Math.max(high, given.bound)] }
-          : ends.length ? { range: (u, low, high) => [Math.min(low, ...all) - 0.02 * (high - low), Math.max(high, ...all) + 0.02 * (high - low)] } : {} },
+        y: { range: (u, low, high) => {
+          if (all.length && all.every((value) => value === all[0])) return [all[0] - Math.max(0.5, Math.abs(all[0]) / 10), all[0] + Math.max(0.5, Math.abs(all[0]) / 10)];
+          if (given.bound !== undefined) return [Math.min(low, given.bound), 1.05 * Math.max(high, given.bound)];
+          const [least, most] = ends.length ? [Math.min(low, ...all), Math.max(high, ...all)] : [low, high];
+          return ends.length ? [least - 0.02 * (most - least), most + 0.02 * (most - least)] : uPlot.rangeNum(low, high, 0.1, true);
+        } } },
       axes: [{ ...axis, size: 32 }, { ...axis, size: 52, values: (u, ticks) => ticks.map((tick) => num(tick)) }],
       series: [{}, ...lines.map((line, k) => ({
         label: line.label, stroke: colour(series(k).stroke), dash: series(k).dash, width: 1.6, spanGaps: true,
@@ -120,6 +131,28 @@ export function curves(title, lines, given = {}) {
   new ResizeObserver(() => { if (one.plot && Math.abs(one.plot.width - Math.max(220, box.clientWidth)) > 2) draw(); }).observe(box);
   requestAnimationFrame(() => { if (box.isConnected) draw(); });
   read(null);
+  // New numbers of a figure that nobody sees are drawn once somebody does.
+  let seen = true, late = false;
+  const show = () => {
+    late = false;
+    const { plot } = one;
+    if (plot) {
+      const zoomed = plot.scales.x.min > plot.data[0][0] || plot.scales.x.max < plot.data[0].at(-1);
+      plot.setData(data, !zoomed);
+      if (zoomed) plot.redraw();
+    }
+    read(plot?.cursor.idx);
+  };
+  new IntersectionObserver(([entry]) => { seen = entry.isIntersecting; if (seen && late) show(); }).observe(box);
+  const update = (newer) => {
+    if (newer.length !== lines.length) return false;
+    const before = data;
+    take(newer);
+    if (JSON.stringify(data) === JSON.stringify(before)) return true;
+    if (seen) show();
+    else late = true;
+    return true;
+  };
   if (given.onpoint) {
     box.tabIndex = 0;
     box.title = "click on a point, or press Enter for the newest, to see what was written there";
@@ -132,12 +165,13 @@ export function curves(title, lines, given = {}) {
       }
     });
   }
-  return figure(title, box, {
+  const made = figure(title, box, {
     under: reading,
     svg: () => curvesSvg(title, lines, xs, data, given),
     rows: () => [[given.time ? "time" : given.xname || "step", ...lines.map((line) => line.label)],
       ...xs.map((x, i) => [x, ...data.slice(1).map((y) => y[i])])],
   });
+  return Object.assign(made, { update });
 }
 
 function intervals(u, lines, xs, column) {

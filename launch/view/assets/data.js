@@ -17,21 +17,61 @@ export function address(page, given = {}) {
 
 export const exported = () => window.OFFBEAT_EXPORT !== undefined;
 
-/** Returns the answer to a question.  Throws an error whose message is for the reader. */
+const ANSWERS = new Map();
+let news = 0;
+
+/** How many answers so far differed from the one before to the same question. */
+export const newsCount = () => news;
+
+/** Returns the answer to a question; if it is as before, the same object.  Throws an error whose message is for the reader. */
 export async function ask(question, given = {}) {
   if (exported()) return askExport(question, given);
   const query = new URLSearchParams(Object.entries(given).filter(([, v]) => v !== null && v !== undefined && v !== ""));
+  const url = `api/${question}?${query}`;
+  const before = ANSWERS.get(url);
   let response;
   try {
-    response = await fetch(`api/${question}?${query}`);
+    response = await fetch(url, before ? { headers: { "If-None-Match": before.tag } } : {});
   } catch {
     throw new Error("the viewer does not answer; is `offbeat view` still running?");
   }
+  if (response.status === 304) return before.answer;
   if (response.status === 401) throw new Error("Log in: open the link that `offbeat view` printed when it started.");
   const type = response.headers.get("Content-Type") || "";
   const answer = type.startsWith("application/json") ? await response.json() : { error: await response.text() };
   if (!response.ok) throw new Error(answer.error || `the viewer answers ${response.status}`);
+  news += 1;
+  ANSWERS.delete(url);
+  const tag = response.headers.get("ETag");
+  if (tag) ANSWERS.set(url, { tag, answer });
+  if (ANSWERS.size > 40) ANSWERS.delete(ANSWERS.keys().next().value);
   return answer;
+}
+
+const METRICS = { key: "", mark: "", columns: {}, meanings: {} };
+
+/** Returns columns of metrics. Of those that are known from before, only the new rows are sent. */
+export async function metricsOf(run, names) {
+  const given = { run, names: names.join(",") };
+  if (exported()) return ask("metrics", given);
+  const key = JSON.stringify(given);
+  const mark = METRICS.key === key ? METRICS.mark : "";
+  const part = await ask("metrics", { ...given, since: mark });
+  if (mark && part.since === mark) {
+    // Another call may have taken the same rows meanwhile.
+    if (METRICS.key !== key || METRICS.mark !== mark) return metricsOf(run, names);
+    const rows = METRICS.columns.step?.length ?? 0;
+    for (const [name, values] of Object.entries(part.columns)) {
+      METRICS.columns[name] ??= new Array(rows).fill(null);
+      METRICS.columns[name].push(...values);
+    }
+    METRICS.mark = part.mark;
+  } else {
+    // The answer stays as it came, because the next one may be the same.
+    const columns = Object.fromEntries(Object.entries(part.columns).map(([name, values]) => [name, [...values]]));
+    Object.assign(METRICS, { key, mark: part.mark, columns, meanings: part.meanings });
+  }
+  return METRICS;
 }
 
 const files = new Map();
@@ -69,6 +109,7 @@ async function askExport(question, given) {
       (!given.level || line.level === given.level) && (!given.text || line.text.includes(given.text))) };
   }
   if (question === "table") return exportedTable(await part(`${place}-table`), given);
+  if (question === "docs") return part(`docs-${given.page.replace(/\W/g, "-")}`);
   if (question === "batch") return part(`${place}-batch-${given.step || "newest"}`);
   if (question === "trajectory") {
     const names = await part(`${place}-trajectories`);

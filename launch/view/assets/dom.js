@@ -110,5 +110,5 @@ export function csv(rows) {
 }
 
 export function saveCsvButton(name, rows) {
-  return h("button", { type: "button", class: "small", onclick: () => save(`${name}.csv`, "text/csv", csv(rows())) }, "CSV");
+  return h("button", { type: "button", class: "small", onclick: async () => save(`${name}.csv`, "text/csv", csv(await rows())) }, "CSV");
 }

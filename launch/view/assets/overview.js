@@ -1,7 +1,7 @@
 // Is it learning, and what limits it?
 
 import { h, num, clock, table, saveCsvButton, longText } from "./dom.js";
-import { ask, address } from "./data.js";
+import { ask, address, metricsOf } from "./data.js";
 import { curves, smooth } from "./charts.js";
 
 const CHARTS = [
@@ -14,45 +14,70 @@ const CHARTS = [
   ["tokens per second", ["generator/tokens_per_second", "learner/trained_tokens_per_second"]],
 ];
 
+/** Returns the page, and a function that brings it up to date: what has not changed stays as it is. */
 export async function render(main, given, go) {
-  const page = await ask("overview", { run: given.run });
-  const names = [...new Set(CHARTS.flatMap(([, metrics]) => metrics))];
+  const part = parts();
   const chosen = (given.metrics || "").split(",").filter(Boolean);
-  const [metrics, known] = await Promise.all([
-    ask("metrics", { run: given.run, names: [...names, ...chosen].join(",") }), ask("names", { run: given.run })]);
-  const columns = metrics.columns;
-  const byTime = given.x === "time" && page.clock;
-  const xs = (byTime ? columns.time : columns.step) || [];
-  const width = Number(given.smooth || 1);
-  const open = (x) => {
-    const i = byTime ? columns.time.indexOf(x) : -1;
-    location.hash = address("samples", { run: given.run, step: byTime ? columns.step[i] : x });
+  const names = [...new Set([...CHARTS.flatMap(([, metrics]) => metrics), ...chosen])];
+  const figures = new Map();
+  const grid = h("div", { class: "grid" });
+  const draw = (title, lines, options) => {
+    const before = figures.get(title);
+    if (before?.update?.(lines)) return;
+    const figure = curves(title, lines, options);
+    if (before) before.replaceWith(figure);
+    else grid.append(figure);
+    figures.set(title, figure);
   };
-  const lines = (wanted) => wanted.filter((name) => name in columns).map((name) =>
-    ({ label: name, x: xs, y: smooth(columns[name], width) }));
-
-  main.append(
-    h("h1", {}, "Is it learning, and what limits it?"),
-    h("p", { class: "sentence", id: "sentence" }, page.sentence),
-    page.over.length ? h("p", { class: "soft" }, page.over.join(" ")) : "",
-    findings(page),
-    controls(given, page, go),
-    h("div", { class: "grid" },
-      heldOut(page, byTime, open),
-      CHARTS.map(([title, wanted, bound]) => curves(title, lines(wanted),
-        { time: byTime, onpoint: open, bound: bound && page.bound !== null ? page.bound : undefined })),
-      chosen.map((name) => curves(name, lines([name]), { time: byTime, onpoint: open }))),
-    explorer(known.names, chosen, given, go),
-    h("h2", {}, "Processes"), processes(page),
-    h("h2", {}, "Logs"), await logs(page, given, go),
-    h("h2", {}, "Settings that differ from the default"), settings(page),
-    notes(page));
+  const fill = async () => {
+    const [page, metrics, known, found] = await Promise.all([ask("overview", { run: given.run }), metricsOf(given.run, names),
+      ask("names", { run: given.run }), ask("logs", { run: given.run, ...logsOf(given), count: LOG_LINES })]);
+    const columns = metrics.columns;
+    const byTime = given.x === "time" && page.clock;
+    const xs = (byTime ? columns.time : columns.step) || [];
+    const open = (x) => {
+      const i = byTime ? columns.time.indexOf(x) : -1;
+      location.hash = address("samples", { run: given.run, step: byTime ? columns.step[i] : x });
+    };
+    const lines = (wanted) => wanted.filter((name) => name in columns).map((name) =>
+      ({ label: name, x: xs, y: smooth(columns[name], Number(given.smooth || 1)) }));
+    draw("held-out results (bars: one standard error)", heldOut(page, byTime), { time: byTime, onpoint: byTime ? undefined : open });
+    for (const [title, wanted, bound] of [...CHARTS, ...chosen.map((name) => [name, [name]])]) {
+      draw(title, lines(wanted), { time: byTime, onpoint: open, bound: bound && page.bound !== null ? page.bound : undefined });
+    }
+    return [
+      part("sentence", page.sentence, () => h("p", { class: "sentence", id: "sentence" }, page.sentence)),
+      part("over", page.over, () => (page.over.length ? h("p", { class: "soft" }, page.over.join(" ")) : h("span"))),
+      part("findings", [page.alarms, page.advice], () => findings(page, given)),
+      part("controls", page.clock, () => controls(given, page, go)), grid,
+      part("explorer", known.names.length, () => explorer(known.names, chosen, given, go)),
+      part("processes", page.processes, () => h("section", {}, h("h2", {}, "Processes"), processes(page))),
+      part("logs", found, () => h("section", {}, h("h2", {}, "Logs"), logs(page, found, given, go))),
+      part("settings", page.settings, () => h("section", {}, h("h2", {}, "Settings that differ from the default"), settings(page))),
+      part("notes", page.notes, () => notes(page))];
+  };
+  main.append(h("h1", {}, "Is it learning, and what limits it?"), ...await fill());
+  return fill;
 }
 
-function findings(page) {
+/** Returns a function that keeps parts of a page: a part is made anew only if what it shows has changed. */
+function parts() {
+  const known = new Map();
+  return (name, of, make) => {
+    const text = JSON.stringify(of);
+    const before = known.get(name);
+    if (before?.text === text) return before.node;
+    const node = make();
+    before?.node.replaceWith(node);
+    known.set(name, { text, node });
+    return node;
+  };
+}
+
+function findings(page, given) {
   const one = (finding) => h("li", { class: finding.kind },
     h("b", {}, finding.kind === "alarm" ? "▲ " : "● ", finding.title), `: ${finding.value}. `,
-    h("span", {}, `Threshold: ${finding.threshold}. `), h("span", { class: "soft" }, `docs/${finding.docs}`));
+    h("span", {}, `Threshold: ${finding.threshold}. `), h("a", { href: address("docs", { run: given.run, page: finding.docs }) }, `docs/${finding.docs}`));
   const found = page.alarms.length ? page.alarms : page.advice;
   if (!found.length) return h("p", { id: "findings" }, "✓ No alarm.");
   return h("ul", { class: "found", id: "findings", "aria-label": page.alarms.length ? "alarms" : "advice" }, found.map(one));
@@ -68,16 +93,15 @@ function controls(given, page, go) {
     h("span", { class: "soft" }, "A click on a point opens what was written in that step. Drag to enlarge, double-click to go back."));
 }
 
-function heldOut(page, byTime, open) {
+function heldOut(page, byTime) {
   const sets = [...new Set(page.evaluations.map((one) => one.set))];
-  const lines = sets.map((name) => {
+  return sets.map((name) => {
     const own = page.evaluations.filter((one) => one.set === name);
     const solved = own.some((one) => one.accuracy !== null);
     const y = own.map((one) => (solved ? one.accuracy : one.return));
     return { label: `${name || "held-out"} ${solved ? "accuracy" : "return"}`, x: own.map((one) => (byTime ? one.at : one.step)), y, points: true,
       low: solved ? own.map((one, i) => y[i] - one.error) : null, high: solved ? own.map((one, i) => y[i] + one.error) : null };
   });
-  return curves("held-out results (bars: one standard error)", lines, { time: byTime, onpoint: byTime ? undefined : open });
 }
 
 function explorer(names, chosen, given, go) {
@@ -114,17 +138,20 @@ function processes(page) {
   ], page.processes);
 }
 
-async function logs(page, given, go) {
-  const found = await ask("logs", { run: given.run, process: given.process, level: given.level, text: given.log });
+const LOG_LINES = 200;
+const logsOf = (given) => ({ process: given.process, level: given.level, text: given.log });
+
+function logs(page, found, given, go) {
   const pick = (name, label, values) => h("label", {}, label, h("select", { id: name, onchange: (e) => go({ [name]: e.target.value }) },
     h("option", { value: "" }, "all"), values.map((v) => h("option", { value: v, selected: v === given[name] }, v))));
   return h("div", {},
     h("div", { class: "bar" }, pick("process", "process", [...page.processes.map((p) => p.name), "model"]),
       pick("level", "at least", ["INFO", "WARNING", "ERROR"]),
       h("label", {}, "text", h("input", { type: "search", value: given.log || "", onchange: (e) => go({ log: e.target.value }) })),
-      saveCsvButton("logs", () => [["time", "process", "level", "text"], ...found.lines.map((l) => [l.at, l.process, l.level, l.text])])),
+      saveCsvButton("logs", async () => [["time", "process", "level", "text"],
+        ...(await ask("logs", { run: given.run, ...logsOf(given) })).lines.map((l) => [l.at, l.process, l.level, l.text])])),
     found.lines.length ? table("log lines", [["time", (l) => l.at || "—"], ["process", (l) => l.process], ["level", (l) => l.level],
-      ["text", (l) => l.text]], found.lines.slice(-200).reverse()) : h("p", { class: "soft" }, "— no such line"));
+      ["text", (l) => l.text]], found.lines.slice(-LOG_LINES).reverse()) : h("p", { class: "soft" }, "— no such line"));
 }
 
 function settings(page) {
@@ -133,7 +160,7 @@ function settings(page) {
 }
 
 function notes(page) {
-  if (!page.notes.length) return "";
+  if (!page.notes.length) return h("span");
   return h("section", {}, h("h2", {}, "What the learner noted"),
     page.notes.map((note) => h("div", { class: "card" }, h("span", { class: "soft" }, `step ${num(note.step)}, ${clock(note.at)} `), note.text)));
 }

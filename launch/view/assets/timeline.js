@@ -2,7 +2,7 @@
 
 import { h, s, num, percent, seconds, clock, table } from "./dom.js";
 import { ask, address } from "./data.js";
-import { drawing, swatch } from "./charts.js";
+import { drawing, painted, swatch } from "./charts.js";
 
 const PARTS = [["wait", "waits for a batch", "wait"], ["gpu_wait", "waits for the GPU", "c6"], ["update", "updates", "update"],
   ["publish", "publishes", "publish"]];
@@ -57,8 +57,7 @@ function roles(page, given, pauses) {
     for (const [name, title, paint] of PARTS) {
       const value = step[name];
       if (!value) continue;
-      link.append(s("rect", { x: px(at), y: 10, width: Math.max(0.6, px(at + value) - px(at)), height: 22, fill: `var(--${paint})`,
-        ...(name === "wait" ? { "fill-opacity": 0.55 } : {}) }, s("title", {}, `step ${step.step}: ${title} ${seconds(value)}`)));
+      link.append(s("rect", { x: px(at), y: 10, width: Math.max(0.6, px(at + value) - px(at)), height: 22, ...painted(paint) }, s("title", {}, `step ${step.step}: ${title} ${seconds(value)}`)));
       at += value;
     }
     svg.append(link);
@@ -156,8 +155,8 @@ function anatomy(main, batch, given, go) {
       for (const turn of b.turns) {
         for (const [name, title, paint] of TURN) {
           if (!turn[name]) continue;
-          const shade = name === "sampled" ? 0.45 + 0.5 * (((b.versions?.[1] ?? 0) % 4) / 4) : 1;
-          group.append(s("rect", { x: px(t), y, width: Math.max(0.5, px(t + turn[name]) - px(t)), height: 10, fill: `var(--${paint})`, "fill-opacity": shade },
+          const shade = name === "sampled" ? { "fill-opacity": 0.45 + 0.5 * (((b.versions?.[1] ?? 0) % 4) / 4) } : {};
+          group.append(s("rect", { x: px(t), y, width: Math.max(0.5, px(t + turn[name]) - px(t)), height: 10, ...painted(paint), ...shade },
             s("title", {}, `${b.trajectory}, turn ${turn.turn}: ${title} ${seconds(turn[name])}; versions ${b.versions?.join("–") ?? "—"}`)));
           t += turn[name];
         }

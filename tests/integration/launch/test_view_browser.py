@@ -195,13 +195,22 @@ def test_no_text_of_a_figure_covers_another(page, width):
 
 def test_a_legend_has_the_colours_of_its_bars(page):
     page.open("/ledger?run=demo")
-    bars = "[...document.querySelectorAll('figure.narrow svg rect')].map((bar) => getComputedStyle(bar).fill)"
-    keys = (
-        "[...document.querySelectorAll('figure.narrow .keys-of i')]"
-        ".map((key) => getComputedStyle(key).backgroundColor)"
+    looks = (
+        ".map((one) => { const s = getComputedStyle(one); return [s.fill, s.stroke, s.fillOpacity].join(); })"
     )
+    bars = f"[...document.querySelectorAll('figure.narrow > svg rect')]{looks}"
+    keys = f"[...document.querySelectorAll('figure.narrow .swatch rect')]{looks}"
     assert len(page.run(keys)) == 2
-    assert set(page.run(keys)) == set(page.run(bars))
+    assert {key.rpartition(",")[0] for key in page.run(keys)} == {
+        bar.rpartition(",")[0] for bar in page.run(bars)
+    }
+    # Waiting looks the same in the figure as in its legend, and unlike everything else there.
+    page.open("/timeline?run=demo")
+    bars = set(page.run(f"[...document.querySelectorAll('figure.wide > svg rect')]{looks}"))
+    keys = page.run(f"[...document.querySelectorAll('figure.wide .swatch rect')]{looks}")
+    waiting = [key for key in keys if key.endswith(",0.3")]
+    assert len(waiting) == 2
+    assert set(waiting) <= bars
 
 
 def test_states_of_runs_are_told_apart(page):
@@ -226,6 +235,48 @@ def test_a_run_that_goes_on_is_followed(page, runs):
     runs["living"].train()
     page.wait(f"document.getElementById('sum').innerText !== {json.dumps(before)}")
     assert page.run("document.getElementById('sum').innerText").startswith("The ledger closes")
+
+
+def test_new_points_are_drawn_into_the_same_figure(page, runs):
+    page.open("/overview?run=living")
+    page.wait("document.querySelectorAll('.plot canvas').length > 1")
+    page.run(
+        "document.querySelectorAll('.plot canvas').forEach((canvas) => { canvas.dataset.before = 'yes'; })"
+    )
+    step = runs["living"].step
+    runs["living"].line(**{"step": step + 1, "rollout/return_mean": 0.75})
+    page.wait(f"document.getElementById('sentence').innerText.includes('at step {step + 1}')")
+    # What the figure is read at is the new step; the canvas is the one from before.
+    readings = "[...document.querySelectorAll('figure .keys-of')].map((keys) => keys.innerText)"
+    page.wait(f"{readings}.some((text) => text.startsWith('step {step + 1}'))")
+    assert page.run("document.querySelectorAll('.plot canvas[data-before=yes]').length") > 1
+
+
+def test_a_page_that_nobody_sees_asks_for_nothing(page):
+    page.open("/overview?run=living")
+    page.run(
+        "Object.defineProperty(document, 'hidden', { configurable: true, get: () => true });"
+        "window.asked = 0; window.ask = window.fetch;"
+        "window.fetch = (...all) => { window.asked += 1; return window.ask(...all); };"
+        "window.slept = new Promise((done) => setTimeout(done, 7000))"
+    )
+    # A page that is seen asks within five seconds.
+    page.run("window.slept")
+    assert page.run("window.asked") == 0
+    page.run(
+        "Object.defineProperty(document, 'hidden', { configurable: true, get: () => false });"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    page.wait("window.asked > 0")
+
+
+def test_an_alarm_links_to_its_page_of_the_documentation(page):
+    page.open("/overview?run=killed")
+    page.settled("document.querySelector('#findings a').click()")
+    assert page.run("location.hash").startswith("#/docs?")
+    assert page.run("document.querySelector('h1').innerText").startswith("Operations: start, watch, stop")
+    page.settled("document.querySelector('main table a, main p a[href*=docs]').click()")
+    assert page.run("location.hash").startswith("#/docs?")
 
 
 def test_the_ledger_closes_and_a_band_opens_its_trajectories(page):

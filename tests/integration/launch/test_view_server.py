@@ -1,6 +1,7 @@
 """Test the server of `offbeat view`: who is refused, who gets in, and what every answer has."""
 
 import asyncio
+import os
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ from protocol.security import key_files
 from protocol.security.http import access, read_tokens
 from tests.view_runs import small_run
 
-QUESTIONS = ["runs", "differences", *ANSWERS]
+QUESTIONS = ["runs", "differences", "docs", *ANSWERS]
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +54,24 @@ def test_nothing_is_told_without_the_cookie(folder):
             assert "Set-Cookie" not in answer.headers
         await login(session, base, secret)
         for name in QUESTIONS:
-            async with session.get(f"{base}/api/{name}", params={"id": "1g2.0.0"}) as answer:
+            async with session.get(
+                f"{base}/api/{name}", params={"id": "1g2.0.0", "page": "run/view.md"}
+            ) as answer:
                 assert answer.status == 200, (name, await answer.text())
+
+    served(folder, visit)
+
+
+def test_an_answer_that_is_as_before_is_not_sent_again(folder):
+    async def visit(session, base, secret):
+        await login(session, base, secret)
+        for name in ("overview", "names", "logs"):
+            async with session.get(f"{base}/api/{name}") as answer:
+                tag = answer.headers["ETag"]
+            async with session.get(f"{base}/api/{name}", headers={"If-None-Match": tag}) as answer:
+                assert (answer.status, await answer.read()) == (304, b""), name
+            async with session.get(f"{base}/api/{name}", headers={"If-None-Match": '"x"'}) as answer:
+                assert answer.status == 200
 
     served(folder, visit)
 
@@ -130,6 +147,9 @@ def test_paths_lead_nowhere_else(folder):
             "runs",
             "task",
             "group",
+            "page",
+            "since",
+            "count",
         ]
         for name in QUESTIONS:
             for parameter in parameters:
@@ -204,6 +224,9 @@ def test_the_command_prints_a_link_and_ends_at_a_signal(folder):
     assert process.stdout is not None
     assert "open this link" in process.stdout.readline()
     assert "/login#" in process.stdout.readline()
+    # A run on the same machine goes first.
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) >= 10
+    assert os.sched_getscheduler(process.pid) == os.SCHED_BATCH
     process.terminate()
     assert process.wait(20) == 0
     process.stdout.close()

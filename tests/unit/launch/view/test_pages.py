@@ -1,12 +1,16 @@
 """Test that the numbers of the pages are those of the files, counted in a second way."""
 
+import inspect
 import json
 import random
+import re
 
 import pytest
 
 from launch.errors import BadQuestion, NotKept
-from launch.view.questions import ANSWERS, Questions
+from launch.view import overview
+from launch.view.questions import ANSWERS, DOCS, Questions
+from launch.view.table import SORTS
 from tests.unit.launch.view.second_way import Sums
 from tests.view_runs import BOUND, CLOCK, Maker, small_run
 
@@ -92,6 +96,19 @@ def test_filters_select_what_they_say(questions, given, wanted):
     assert {row["trajectory"] for row in page["rows"]} == wanted
     assert page["selected"] == len(wanted)
     assert sum(page["histogram"]["counts"]) + page["histogram"]["missing"] == len(wanted)
+
+
+@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("down", [False, True])
+def test_rows_are_sorted_by_what_they_show(questions, sort, down):
+    rows = questions.ask("table", {"sort": f"-{sort}" if down else sort})["rows"]
+    assert len(rows) == len(questions.ask("table", {})["rows"])
+    shown = {"version": lambda row: (row["versions"] or [None])[-1], "place": lambda row: row["at"]}
+    if sort != "task":
+        values = [shown.get(sort, lambda row: row[sort])(row) for row in rows]
+        known = [value for value in values if value is not None]
+        assert known == sorted(known, reverse=down)
+        assert values == known + [None] * (len(values) - len(known))
 
 
 def test_reasons_of_failures_are_counted(questions):
@@ -273,6 +290,68 @@ def test_a_file_deleted_after_it_was_read_takes_its_tokens_along(tmp_path):
         NotKept, match=r"deleted\. It was last used at step 1\. Keep more with broker\.journal\.keep_b"
     ):
         questions.ask("trajectory", {"id": "1g0.0.0"})
+
+
+def test_metrics_that_are_known_are_not_sent_again(tmp_path):
+    maker = Maker(tmp_path / "run")
+    maker.group(2)
+    maker.train()
+    questions = Questions([maker.folder])
+    whole = questions.ask("metrics", {"names": "learner/loss"})
+    assert (whole["since"], whole["columns"]["step"]) == ("", [1.0])
+    maker.line()
+    new = questions.ask("metrics", {"names": "learner/loss", "since": whole["mark"]})
+    assert new["since"] == whole["mark"]
+    assert [len(column) for column in new["columns"].values()] == [1, 1, 1]
+    again = questions.ask("metrics", {"names": "learner/loss", "since": new["mark"]})
+    assert again["columns"]["step"] == []
+    # A learner that goes back cuts the file, so what is known is no longer true.
+    lines = (maker.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (maker.folder / "metrics.jsonl").write_text(lines[0])
+    cut = questions.ask("metrics", {"names": "learner/loss", "since": new["mark"]})
+    assert (cut["since"], cut["columns"]["step"]) == ("", [1.0])
+    for since in ("../..", "1.x", "9.9", "1.999"):
+        assert questions.ask("metrics", {"names": "learner/loss", "since": since})["since"] == ""
+    maker.close()
+
+
+def test_logs_are_read_on_where_they_were_left(tmp_path):
+    maker = Maker(tmp_path / "run")
+    maker.close()
+    log = maker.folder / "logs" / "learner.log"
+    log.parent.mkdir()
+    log.write_text("2026-01-01 00:00:01,000 INFO     one\n2026-01-01 00:00:02,000 WARNING  tw")
+    questions = Questions([maker.folder])
+
+    def texts(**given):
+        return [line["text"] for line in questions.ask("logs", given)["lines"]]
+
+    assert texts() == ["one", "tw"]
+    with log.open("a") as file:
+        file.write("o\n  behind it\n")
+    assert texts() == ["one", "two", "  behind it"]
+    assert texts(level="WARNING") == ["two", "  behind it"]
+    assert texts(count="1") == ["  behind it"]
+    # Another file of the same name.
+    log.write_text("2026-01-01 00:00:03,000 INFO     anew\n")
+    assert texts() == ["anew"]
+
+
+def test_alarms_name_pages_of_the_documentation_that_are_there(questions):
+    page = questions.ask("overview", {})
+    for finding in page["alarms"]:
+        assert questions.ask("docs", {"page": finding["docs"]})["text"].startswith(("# ", "<!--"))
+    for name in ("../README.md", "/etc/passwd", "run/../../README.md", ""):
+        with pytest.raises(NotKept, match="the documentation has no page"):
+            questions.ask("docs", {"page": name})
+
+
+def test_every_finding_links_to_a_page_of_the_documentation():
+    source = inspect.getsource(overview)
+    named = set(re.findall(r'"([a-z-]+/[a-z-]+\.md)(?:#[\w-]+)?"', source))
+    assert len(named) > 5
+    for name in named:
+        assert (DOCS / name).is_file(), name
 
 
 def test_a_growing_journal_is_followed(tmp_path):
