@@ -23,6 +23,7 @@ from actors.errors import ActorError, Orphaned
 from actors.generator_client import GeneratorPool
 from actors.play_requests import way_of_playing
 from actors.render import Renderer
+from actors.teachers import Teachers
 from actors.uplink import LeasedEpisodes, SegmentSender
 from envs.base import Suite
 from envs.registry import EnvConfig, make_suite
@@ -75,6 +76,7 @@ class Actor:
         )
         self._bounds = Bounds(config.segment_tokens, config.max_turns, config.env_timeout_s, in_step)
         self._pool = self._generators(name, config.generator_timeout_s, keys)
+        self._teachers = Teachers(config.teachers, lambda text: renderer.answer(text))
         self._stop = asyncio.Event()
         self._orphan_s = orphan_s
         self._fatal = self._orphaned = ""
@@ -137,6 +139,7 @@ class Actor:
         finally:
             await self._link.close(self._fatal or "drained")
             self._pool.close()
+            await self._teachers.close()
             await self._suite.close()
         if self._orphaned:
             raise Orphaned(self._orphaned)
@@ -146,7 +149,8 @@ class Actor:
 
     def _look_at_work(self) -> None:
         self._suite.look()
-        self._looks_at_work += self._suite.environments.running > 0 or self._pool.waiting > 0
+        working = self._suite.environments.running or self._pool.waiting or self._teachers.waiting
+        self._looks_at_work += working > 0
 
     def _give_up_lost_broker(self, now: float) -> None:
         if (silent := self._link.session.silent_for(now)) > self._orphan_s:
@@ -223,15 +227,15 @@ class Actor:
     async def _episode(self, lease: LeaseTask) -> Episode:
         suite, environments = await self._suite.ready()
         emit = self._sender.emit
-        return Episode(
-            lease, suite, self._renderer, self._pool, self._bounds, emit, environments, way_of_playing
-        )
+        name = lease.task.policy
+        policy = self._teachers.named(name) if name else self._pool
+        return Episode(lease, suite, self._renderer, policy, self._bounds, emit, environments, way_of_playing)
 
     def _progress(self) -> Progress:
         episodes, sender = self._episodes, self._sender
         gauges = episodes.gauges() | sender.gauges()
         gauges["generator_interruptions_total"] = float(self._pool.interruptions)
-        gauges |= self._suite.gauges
+        gauges |= self._suite.gauges | self._teachers.gauges
         # Episodes that wait for segment credit wait for the broker, so this actor does not count as busy.
         busy = episodes.running > 0 and not sender.waits_for_credit
         progress = sender.tokens + episodes.ended + self._pool.chunks + self._looks_at_work

@@ -11,6 +11,41 @@ OWN_GPU_SHARE = 0.9
 """Share of its memory that an engine takes of a GPU of its own. CUDA graphs and other libraries need the rest."""
 
 
+class Teacher(Section):
+    """A model that writes answers to tasks in place of the policy, for a family of kind "taught": an OpenAI-compatible
+    server, or the run's own model of `[judge]`. It needs no tokenizer of ours, because its words become our tokens."""
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")
+    """Name in `learner.family.teachers`, in logs and in counts of failures."""
+    url: str = Field(pattern=r"^(https?://[^@?#\s]+|own)$")
+    """Base URL, up to and with `/v1`, without a key in it; or "own", the model of `[judge]` in the run file."""
+    model: str = ""
+    """Name of the model at this URL."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable of the actors with the key. If it is not set, none is sent."""
+    temperature: float = Field(0.0, ge=0)
+    """Sampling temperature of the teacher."""
+    max_tokens: int = Field(1024, ge=1)
+    """Most tokens of an answer, as the teacher counts them."""
+    concurrent: int = Field(4, ge=1)
+    """Most requests at a time, of each actor."""
+    timeout_s: float = Field(60.0, gt=0)
+    """Longest time for one answer, waits and repetitions included. Then the answer is left out."""
+    rest_s: float = Field(30.0, ge=0)
+    """Seconds for which an actor does not ask a teacher again that gave no answer. Its tasks fail at once meanwhile."""
+
+    @property
+    def words(self) -> str:
+        """The teacher, for people."""
+        return f"teacher {self.name}"
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        if self.url == "own" and (self.model or "api_key_env" in self.model_fields_set):
+            yield f'{field}.url is "own", the model of [judge]; take model and api_key_env out'
+        if self.url != "own" and not self.model:
+            yield f"{field}.model is empty; name the model at {self.url}"
+
+
 class ActorConfig(Section):
     """Section `[actor]` of the run file."""
 
@@ -29,6 +64,13 @@ class ActorConfig(Section):
     """Longest time that an environment's reset or step may take. A longer one fails its episode."""
     drain_timeout_s: float = Field(10.0, gt=0)
     """Longest time that running episodes may take to end after SIGTERM. Then the actor gives them up."""
+    teachers: tuple[Teacher, ...] = Field((), strict=False)
+    """Models that write answers in place of the policy, for `learner.family.teachers`. Absent: none."""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        names = [teacher.name for teacher in self.teachers]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield f"{field}.teachers has {name!r} twice; give each a name of its own"
 
 
 class GeneratorConfig(Section):

@@ -18,7 +18,7 @@ from actors.failures import FAILURES
 from actors.generator_client import TurnRequest
 from actors.sampled import Sampled
 from actors.segments import Closing, SegmentCutter
-from envs.base import CodeCaller, Env, HasGiveUp, StepResult, Suite, can_refuse
+from envs.base import ChatMessage, CodeCaller, Env, HasGiveUp, StepResult, Suite, can_refuse
 from envs.errors import ServiceFailed
 from envs.user_code import place_of_error
 from protocol.arrays import SegmentArrays
@@ -265,10 +265,12 @@ class TurnSampler:
         begun: int = 0,
         preferred: str = "",
         routed: int = 0,
+        messages: Sequence[ChatMessage] = (),
     ) -> TurnRequest:
         """Return the request for a turn, see `TurnRequest`.
 
         Args:
+            messages: what the prompt says, for a teacher.
             routed: first token of the prompt whose experts are not known.
         """
         return TurnRequest(
@@ -283,6 +285,7 @@ class TurnSampler:
             preferred=preferred,
             evaluates=self._task.purpose == "eval",
             routes_from=routed if self._task.sampling.routes else None,
+            messages=messages,
         )
 
     async def pieces(

@@ -6,6 +6,7 @@ ActorError
 ├── TemplateUnusable   the model folder has no usable tokenizer or chat template
 ├── TurnRefused        a request to a generator is itself at fault, for example a prompt that is too long
 ├── EnvironmentFailed  the environment raised an error, took too long, or returned something that is no result
+├── TeacherFailed      a teacher gave no answer that can be used; the task does not run again
 └── Infrastructure     neither the environment nor the model is at fault; a later attempt may succeed
     ├── GenerationFailed   no generator continued the turn
     │   └── NoGenerator    the broker listed no generator within the deadline
@@ -53,6 +54,10 @@ class TurnRefused(ActorError, ValueError):
 
 class EnvironmentFailed(ActorError, RuntimeError):
     """The environment failed an episode; the message names what it did, with file and line where they are known."""
+
+
+class TeacherFailed(ActorError, RuntimeError):
+    """A teacher gave no answer that can be used; the message names the teacher. The policy is not at fault."""
 
 
 class Infrastructure(ActorError, RuntimeError):

@@ -7,7 +7,7 @@ from types import CodeType
 
 import msgspec
 
-from actors.errors import ActorError, EnvironmentFailed, Infrastructure
+from actors.errors import ActorError, EnvironmentFailed, Infrastructure, TeacherFailed
 from envs.user_code import place, shown
 from protocol.failures import MAX_KINDS, FailureCounts, describe
 from protocol.messages.episodes import Failure
@@ -34,7 +34,7 @@ def failure_of(error: BaseException) -> Failure:
     """
     error = _origin(error)
     if isinstance(error, ActorError):
-        return Failure(message=_text(error), fault=not isinstance(error, Infrastructure))
+        return Failure(message=_text(error), fault=not isinstance(error, Infrastructure | TeacherFailed))
     kind = type(error).__name__[:MAX_NAME]
     return Failure(kind=kind, message=_text(error), place=place_of(error)[-MAX_PLACE:])
 

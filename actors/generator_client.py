@@ -14,6 +14,7 @@ import numpy as np
 
 from actors.errors import GenerationFailed, NoGenerator, TurnRefused
 from actors.sampled import FinishReason, Routes, Sampled, nothing, routes_in, together
+from envs.base import ChatMessage
 from protocol.arrays import SAMPLED_ARRAYS, TOKEN_ARRAYS
 from protocol.codec import Frames, encode, encode_arrays, messages_in, unpack_arrays
 from protocol.errors import KeysUnusable, ProtocolError
@@ -45,6 +46,8 @@ class TurnRequest:
     """True for a turn of an evaluation task, which generators that only evaluate answer, where there are some."""
     routes_from: int | None = None
     """First token of ``prompt`` whose experts are not known; None: nobody wants to know them."""
+    messages: Sequence[ChatMessage] = ()
+    """What ``prompt`` says, for a teacher, which has other tokens. Only in a task that names a policy."""
 
 
 def why_complete(request: TurnRequest, received: Sequence[Sampled]) -> FinishReason:

@@ -21,7 +21,7 @@ from actors.env_results import (
     no_room,
 )
 from actors.episode import Episode, SampledTime
-from actors.errors import ActorError, EnvironmentFailed, PrefixDiverged
+from actors.errors import ActorError, EnvironmentFailed, PrefixDiverged, TeacherFailed
 from actors.generator_client import routed
 from actors.segments import Closing
 from envs.base import (
@@ -174,6 +174,8 @@ class PlayBySteps:
         self._keep_special = False
         """True if the environment parses tool calls, whose marks may be special tokens."""
         self._generator = ""
+        self._said: list[ChatMessage] = []
+        """The conversation so far, for a teacher. Kept only if the task names one."""
         self._tools_noted = 0.0
         """Seconds of the environment that are in `TurnTime`s."""
 
@@ -197,6 +199,7 @@ class PlayBySteps:
             result, observation = await self._rendered(result)
             if result.done:
                 rewards |= finite_rewards(result)
+            self._note_said(result)
             closing = self._closing_after(result, turn, reason, observation)
             earlier = earlier_rewards(result, self._conversations.answers) if closing is not None else []
             self._note_tools(self._cutter.turn)
@@ -205,6 +208,20 @@ class PlayBySteps:
                 return closing.status
             await self._add_observation(observation)
         raise AssertionError("the last turn closes the trajectory")
+
+    def _note_said(self, result: StepResult) -> None:
+        """Note the messages behind an answer for a teacher, which knows no tools and no second conversation.
+
+        Raises:
+            TeacherFailed: the environment began a further conversation, or went back to an earlier answer.
+        """
+        if not self._task.policy or result.done:
+            return
+        if result.after is not None and result.after != len(self._conversations.answers) - 1:
+            raise TeacherFailed(
+                "a teacher is asked for one growing conversation, but the environment left it"
+            )
+        self._said += result.messages()
 
     def _note_tools(self, turn: int) -> None:
         """Note the time in the environment since the last call for a turn."""
@@ -224,7 +241,14 @@ class PlayBySteps:
         try:
             check_conversation(messages, "reset")
             check_tools(tools, "tool_schemas")
-            opening = self._conversations.first(with_note(messages, self._task.note), tools)
+            noted = with_note(messages, self._task.note)
+            opening = self._conversations.first(noted, tools)
+            if self._task.policy:
+                if tools:
+                    raise TeacherFailed("a teacher is asked in words, and the environment has tools")
+                self._said = noted
+        except TeacherFailed:
+            raise
         except ActorError as error:
             refused = await self._calls.refused(self._env, error)
         else:
@@ -239,6 +263,8 @@ class PlayBySteps:
     async def _give_answer(self, sampled: list[int]) -> StepResult:
         """Give an answer to the environment."""
         text = self._sampler.text_of(sampled, keep_special=self._keep_special)
+        if self._task.policy:
+            self._said.append({"role": "assistant", "content": text})
         return await self._calls.result(self._env.step, text)
 
     async def _tell_turn_facts(self, sampled: list[int], *, cut: bool) -> None:
@@ -321,6 +347,7 @@ class PlayBySteps:
             min_version=self._stream.min_version,
             preferred=self._generator,
             routed=self._routed,
+            messages=tuple(self._said),
         )
         reason = ""
         spent, answer = SampledTime(), self._cutter.turn + (before == start)

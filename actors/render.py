@@ -169,6 +169,11 @@ class Renderer:
         pieces = text.split(_CUT)
         return [i for piece in pieces for i in self._tokenizer.encode(piece, add_special_tokens=False).ids]
 
+    def answer(self, text: str) -> list[int]:
+        """Return the tokens of an answer that somebody else wrote, with an end token; special ones in it stay text."""
+        cut = text if self._special is None else self._special.sub(_cut_special_token, text)
+        return [*self.encode(cut), self.eos_ids[0]]
+
     def _as_text(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         """Cut special tokens in what others wrote. What stands as the assistant's is the environment's own."""
         pattern = self._special

@@ -299,6 +299,7 @@ class SegmentCutter:
             auxiliary=list(closing.auxiliary),
             marks=list(marks),
             times=list(times),
+            policy=self._task.policy,
         )
         arrays |= self._routes.take_routes(self.offset + n)
         self._index += 1

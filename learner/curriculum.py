@@ -213,6 +213,7 @@ class Curriculum:
                 member=member,
                 note=child.note,
                 start=child.start,
+                policy=child.policy,
                 data=first.data if child.index is None else {**first.data, "index": self._task(child.index)},
             )
             for member, child in enumerate(children)

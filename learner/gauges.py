@@ -218,6 +218,17 @@ FAMILY = table(
             'plain prompt; only with `kind = "steered"`',
         ),
         Gauge(
+            "family/taught_right_share",
+            "share",
+            'share of the answers of teachers since the last step that are right; only with `kind = "taught"`',
+        ),
+        Gauge(
+            "family/taught_group_share",
+            "share",
+            "share of the groups since the last step that got a right answer of a teacher; only with "
+            '`kind = "taught"`',
+        ),
+        Gauge(
             "family/branched_share",
             "share",
             "share of the later episodes since the last step that begin in the middle of another; only with "

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.selection import task_index
+from learner.settings.families import TaughtFamily
 from learner.settings.learner import LearnerConfig
 from learner.settings.selection import EpochsSelection
 from learner.settings.taught import TaughtConfig
@@ -131,21 +132,8 @@ class TaughtAnswers:
 
         A pure function of the units and the policy, so that a restart and `offbeat retrain` choose the same answers.
         """
-        failed = [unit for unit in units if self.can_teach(unit.trajectories)]
-        offered = [self._offered(unit) for unit in failed]
-        everyone = [t for answers in offered for t in answers]
-        known = dict(zip(map(id, everyone), likelihood(everyone), strict=True)) if everyone else {}
-        chosen = {
-            unit.unit_id: sorted(answers, key=lambda t: (-min(known[id(t)], 0.0), len(t)))[
-                : self._config.members
-            ]
-            for unit, answers in zip(failed, offered, strict=True)
-        }
-        batch: list[Trajectory] = []
-        for unit in units:
-            answers = chosen.get(unit.unit_id, [])
-            batch += [*unit.trajectories[: len(unit.trajectories) - len(answers)], *answers]
-        return batch
+        offered = [self._offered(unit) if self.can_teach(unit.trajectories) else [] for unit in units]
+        return replaced([unit.trajectories for unit in units], offered, self._config.members, likelihood)
 
     def _offered(self, unit: Unit) -> list[Trajectory]:
         """Return the answers to a unit's prompt, as members of its group."""
@@ -164,14 +152,62 @@ class TaughtAnswers:
         ]
 
 
+class TaughtMembers:
+    """Right answers of live teachers, which came with the groups that nobody solved: see `learner.families.teaching`.
+
+    Args:
+        members: most members of a group that are replaced.
+    """
+
+    def __init__(self, members: int) -> None:
+        self._members = members
+
+    def teach(self, units: Sequence[Unit], likelihood: Likelihood) -> list[Trajectory]:
+        """Return the trajectories of a batch, in each group at most so many of the answers, the likeliest first."""
+        groups = [[t for t in unit.trajectories if t.origin != TAUGHT] for unit in units]
+        offered = [[t for t in unit.trajectories if t.origin == TAUGHT] for unit in units]
+        return replaced(groups, offered, self._members, likelihood)
+
+
+def replaced(
+    groups: Sequence[Sequence[Trajectory]],
+    offered: Sequence[Sequence[Trajectory]],
+    members: int,
+    likelihood: Likelihood,
+) -> list[Trajectory]:
+    r"""Return groups whose last members have given way to answers that the policy finds easiest to follow.
+
+    .. math:: r = \min(1, \exp(\operatorname{mean}_t \log \pi(y_t)))
+
+    AMPO, arXiv:2510.02227: the k answers with the largest r, of equal ones the shortest.
+
+    Args:
+        groups: members of each group.
+        offered: answers that may take places in it.
+        members: k.
+        likelihood: returns the means; it is asked once for all answers.
+    """
+    everyone = [t for answers in offered for t in answers]
+    known = dict(zip(map(id, everyone), likelihood(everyone), strict=True)) if everyone else {}
+    batch: list[Trajectory] = []
+    for group, answers in zip(groups, offered, strict=True):
+        chosen = sorted(answers, key=lambda t: (-min(known[id(t)], 0.0), len(t)))[:members]
+        batch += [*group[: len(group) - len(chosen)], *chosen]
+    return batch
+
+
 def _prompt(t: Trajectory) -> bytes:
     return t.token_ids[: t.prompt_tokens].astype("<i4").tobytes()
 
 
-def taught_answers(config: LearnerConfig, read: Callable[[], Sequence[Conversation]]) -> TaughtAnswers | None:
-    """Return the teachers' answers of a run; None if it has none.
+def taught_answers(
+    config: LearnerConfig, read: Callable[[], Sequence[Conversation]]
+) -> TaughtAnswers | TaughtMembers | None:
+    """Return what puts teachers' answers into the groups of a run; None if it has none.
 
     Args:
         read: reads those of ``config.taught``.
     """
+    if isinstance(config.family, TaughtFamily):
+        return TaughtMembers(config.family.members)
     return None if config.taught is None else TaughtAnswers(config.taught, read())

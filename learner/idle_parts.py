@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from learner.families.reactions import parts_of
+from learner.settings.families import TaughtFamily
 from learner.settings.learner import LearnerConfig
 
 IDLE_STEPS = 20
@@ -22,7 +23,8 @@ def named_parts(config: LearnerConfig) -> tuple[str, ...]:
     """
     replay = ("replay/share",) if config.replay is not None else ()
     lane = ("learner/lane_share",) if config.lane is not None else ()
-    taught = ("learner/taught_tokens",) if config.taught is not None else ()
+    by_teachers = config.taught is not None or isinstance(config.family, TaughtFamily)
+    taught = ("learner/taught_tokens",) if by_teachers else ()
     return replay + lane + taught + (parts_of(config.family) if config.family is not None else ())
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from learner.annotations import AnnotationLog
 from learner.checkpoint_files import step_back
 from learner.curriculum import Curriculum
-from learner.given import Conversation, given_conversations, taught_answers
+from learner.given import Conversation, TaughtAnswers, given_conversations, taught_answers
 from learner.intake.session import BrokerSession
 from learner.intake.waiting_families import waiting_families
 from learner.metrics import Report
@@ -113,7 +113,9 @@ def run_learner(
     training.evaluations.beside = session if evaluates_beside else None
     training.trainer.given = given_conversations(config, given, seed=seed)
     if (taught := taught_answers(config, given)) is not None:
-        training.trainer.taught, session.intake.rescuable = taught, taught.can_teach
+        training.trainer.taught = taught
+        if isinstance(taught, TaughtAnswers):
+            session.intake.rescuable = taught.can_teach
     training.trainer.sampler_limit = limit_of(config.sampler_gap, config.dtype_used, sampled)
     training.describe = describe
     progress.run = training

@@ -46,7 +46,11 @@ MAX_REWARDS = 16
 
 
 def rollout_metrics(arrived: Sequence[Trajectory], trained: Sequence[Trajectory]) -> dict[str, float]:
-    """Return scalars of the trajectories that arrived since the last step and of those trained in it."""
+    """Return scalars of the trajectories that arrived since the last step and of those trained in it.
+
+    What teachers wrote says nothing about the policy, so it is left out.
+    """
+    arrived = [t for t in arrived if t.origin not in FOREIGN]
     if not arrived:
         return {}
     finished = [t for t in arrived if t.status != "failed"]
@@ -90,7 +94,7 @@ def _auxiliary_fraction(trajectories: Sequence[Trajectory]) -> float:
 
 def return_histograms(arrived: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
     """Return the returns of the trajectories that arrived, and their rewards by name if there are several."""
-    finished = [t for t in arrived if t.status != "failed"]
+    finished = [t for t in arrived if t.status != "failed" and t.origin not in FOREIGN]
     values: dict[str, list[float]] = {}
     for t in finished:
         for name, value in t.reward_by_name.items():

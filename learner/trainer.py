@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from learner.algorithms.replay import self_imitation_weight
 from learner.errors import Diverged
-from learner.given import GivenConversations, TaughtAnswers
+from learner.given import GivenConversations, TaughtAnswers, TaughtMembers
 from learner.idle_parts import IdleParts, named_parts
 from learner.intake.intake import Intake
 from learner.metrics import Report, return_histograms, rollout_metrics
@@ -144,7 +144,7 @@ class Trainer:
     replay: ReplayTable[Any] | None = None
     given: GivenConversations | None = None
     """Conversations that somebody else wrote, a part of each batch; None: there are none."""
-    taught: TaughtAnswers | None = None
+    taught: TaughtAnswers | TaughtMembers | None = None
     """Answers of teachers for groups that nobody solved; None: there are none."""
     samples: SampleLog | None = None
     """Writes what the model wrote; None: nobody wants to see it, because it was seen before."""

@@ -111,6 +111,18 @@ ACTOR = table(
             "requests that a generator did not bring to their end and that went on elsewhere",
             "total",
         ),
+        Gauge(
+            "teacher_answers_total",
+            "answers",
+            "answers that teachers gave; only with `actor.teachers`",
+            "total",
+        ),
+        Gauge(
+            "teacher_failures_total",
+            "answers",
+            "answers that teachers did not give: an error, no text, too late, or asked while they rest",
+            "total",
+        ),
     ]
 )
 """Gauges that actors report."""

@@ -197,7 +197,7 @@ class Judge:
                 json=asked,
                 headers={"Authorization": f"Bearer {key}"} if key else {},
             ) as reply:
-                body = await _body(reply)
+                body = await body_of(reply)
                 said = body.decode(errors="replace")[:SHOWN_CHARS]
                 if reply.status in BUSY:
                     return "", f"HTTP status {reply.status}: {said}"
@@ -214,7 +214,7 @@ class Judge:
             return "", "the answer is not that of a chat completion"
 
 
-async def _body(reply: aiohttp.ClientResponse) -> bytes:
+async def body_of(reply: aiohttp.ClientResponse) -> bytes:
     """Return the body of an answer.
 
     Raises:

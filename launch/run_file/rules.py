@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from envs.rows.judge import asks_own_judge
+from envs.rows.judge import OWN, asks_own_judge
 from launch.run_file.sections import RunConfig
 from learner.settings import rules
 from learner.settings.advantages import GaeAdvantage
+from learner.settings.families import TaughtFamily
 from protocol.errors import AddressRefused
 from protocol.security.addresses import split_address, why_not_bound
 
@@ -84,6 +85,7 @@ def contradictions(config: RunConfig) -> Iterator[str]:
     yield from _fleet(config)
     yield from _refused_addresses(config)
     yield from _judge(config)
+    yield from _teachers(config)
 
 
 def _replay_table(config: RunConfig) -> Iterator[str]:
@@ -100,6 +102,9 @@ def _replay_table(config: RunConfig) -> Iterator[str]:
 def _judge(config: RunConfig) -> Iterator[str]:
     each = [table.get("params", {}) for table in _env_tables(config)]
     asked = any(asks_own_judge(own) for own in each if isinstance(own, dict))
+    own = any(teacher.url == OWN for teacher in config.actor.teachers)
+    if own and config.judge is None:
+        yield 'actor.teachers has url = "own", but there is no [judge]; add the section, or name the URL of a teacher'
     if asked and config.judge is None:
         yield 'a reward has judge = "own", but there is no [judge]; add the section, or name the URL of a judge'
     if config.judge is not None and not config.actor.count:
@@ -107,8 +112,25 @@ def _judge(config: RunConfig) -> Iterator[str]:
             "[judge] serves the actors of this host alone, but actor.count is 0; raise it, or name the URL of a judge "
             "in the reward"
         )
-    if config.judge is not None and not asked:
-        yield '[judge] would start a model that no reward asks; write judge = "own" in a reward, or take [judge] out'
+    if config.judge is not None and not asked and not own:
+        yield (
+            '[judge] would start a model that nobody asks; write judge = "own" in a reward, or url = "own" in '
+            "[[actor.teachers]], or take [judge] out"
+        )
+
+
+def _teachers(config: RunConfig) -> Iterator[str]:
+    """Yield the teachers that a family asks and no actor has, and those that nobody asks."""
+    family = config.learner.family
+    asked = family.teachers if isinstance(family, TaughtFamily) else ()
+    known = [teacher.name for teacher in config.actor.teachers]
+    for name in dict.fromkeys(name for name in asked if name not in known):
+        yield f"learner.family.teachers has {name!r}, but [[actor.teachers]] has {known or 'no tables'}; add it there"
+    for name in (name for name in known if name not in asked):
+        yield (
+            f"actor.teachers has {name!r}, which nobody asks; name it in learner.family.teachers of a family of kind "
+            '"taught", or take it out'
+        )
 
 
 def _env_tables(config: RunConfig) -> list[dict[str, Any]]:

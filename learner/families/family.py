@@ -23,14 +23,19 @@ class ChildTask:
     """Prefix from which the episode begins."""
     index: int | None = None
     """Number of the task, if it is a different one than the family's."""
+    policy: str = ""
+    """Teacher that plays it; "" is the policy."""
 
     def is_begun_by(self, t: Trajectory, plain: Trajectory) -> bool:
-        """Return whether a trajectory began as this task asks for: an actor before protocol 4.3 knows neither part.
+        """Return whether a trajectory began as this task asks for: an actor before protocol 4.3 knows neither part, and
+        one before 4.7 no teacher.
 
         Args:
             t: what was played.
             plain: a member of the first group, which has neither note nor prefix.
         """
+        if bool(self.policy) != (t.origin == "taught"):
+            return False
         noted = prompt_of(t)
         if self.note and np.array_equal(noted, prompt_of(plain)):
             return False

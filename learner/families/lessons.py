@@ -30,6 +30,7 @@ from learner.settings.families import (
     RefineFamily,
     RetryFamily,
     SteeredFamily,
+    TaughtFamily,
 )
 
 EVERY = 3
@@ -104,7 +105,7 @@ def _of_task(
             return [Lesson(number, filled(family.note, {EXAMPLES: "\n\n".join(texts)}))]
         case RetryFamily():
             return _of_retry(family, number, tasks, rng)
-        case BranchFamily():
+        case BranchFamily() | TaughtFamily():
             return []
         case _:
             assert_never(family)

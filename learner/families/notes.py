@@ -24,6 +24,7 @@ from learner.settings.families import (
     RefineFamily,
     RetryFamily,
     SteeredFamily,
+    TaughtFamily,
 )
 from learner.trajectory import Trajectory, is_right
 from protocol.messages.episodes import Turn
@@ -149,7 +150,9 @@ def hint_levels(hints: Sequence[str], shares: Sequence[float]) -> list[str]:
     return levels
 
 
-def is_solved(config: HintFamily | RetryFamily | GuidedFamily | SteeredFamily, t: Trajectory) -> bool:
+def is_solved(
+    config: HintFamily | RetryFamily | GuidedFamily | SteeredFamily | TaughtFamily, t: Trajectory
+) -> bool:
     """Return whether a trajectory is right, by the rewards that the environment gave."""
     if config.reward:
         return t.reward_by_name.get(config.reward, 0.0) > config.above

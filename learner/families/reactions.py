@@ -29,7 +29,7 @@ from learner.families.notes import (
     settle_hints,
     settle_refined,
 )
-from learner.families.teaching import next_steered, settle_steered
+from learner.families.teaching import next_steered, next_taught, settle_steered, settle_taught
 from learner.settings.families import (
     BranchFamily,
     DraftFamily,
@@ -40,6 +40,7 @@ from learner.settings.families import (
     RefineFamily,
     RetryFamily,
     SteeredFamily,
+    TaughtFamily,
 )
 from learner.trajectory import Trajectory, Unit
 from protocol import names
@@ -94,6 +95,8 @@ def react(config: FamilyConfig, family: TaskFamily, around: Surroundings) -> Seq
         case SteeredFamily():
             rng = np.random.default_rng([around.seed, family.index])
             return next_steered(config, family, around.demonstrations, around.decode, rng)
+        case TaughtFamily():
+            return next_taught(config, family)
         case _:
             assert_never(config)
 
@@ -124,6 +127,8 @@ def settle(config: FamilyConfig, family: TaskFamily, decode: AnswerText | None =
             return settle_guided(config, family)
         case SteeredFamily():
             return settle_steered(config, family)
+        case TaughtFamily():
+            return settle_taught(config, family)
         case _:
             assert_never(config)
 
@@ -137,10 +142,13 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "retry": ("family/retried_right_share",),
     "guided": ("family/guided_right_share",),
     "steered": ("family/steered_right_share",),
+    "taught": ("family/taught_right_share",),
 }
 """Metrics of the part that a kind of family is named for, which is idle while they are 0."""
 NAMED = "family/named_share"
 """The same for retries that begin where a reflection says."""
+TAUGHT_GROUPS = "family/taught_group_share"
+"""Metric of the share of all groups that got a right answer of a teacher."""
 
 
 def parts_of(config: FamilyConfig) -> tuple[str, ...]:
@@ -162,9 +170,11 @@ def acts_of(config: FamilyConfig, family: TaskFamily, decode: AnswerText) -> dic
     first, *later = family.stages
     members = [t for stage in later for t in stage.members]
     match config:
-        case HintFamily() | GuidedFamily() | SteeredFamily():
+        case HintFamily() | GuidedFamily() | SteeredFamily() | TaughtFamily():
             last = members if isinstance(config, HintFamily) else _of_stage(family, config.stages)
             values = [float(is_solved(config, t)) for t in last]
+            if isinstance(config, TaughtFamily):
+                return {PARTS[config.kind][0]: values, TAUGHT_GROUPS: [max(values, default=0.0)]}
         case DraftFamily():
             best = max((t.return_ for t in first.members), default=0.0)
             values = [float(t.return_ > best) for t in members]
@@ -210,7 +220,7 @@ def joined(
     Raises:
         CannotRetrain: answers were valued by judgements that were not trained, so the recording lacks them.
     """
-    children = {task.task_id: ChildTask(task.note, task.start) for task in tasks}
+    children = {task.task_id: ChildTask(task.note, task.start, policy=task.policy) for task in tasks}
     first = {unit.group_id: FamilyStage(unit.group_id, "", unit.trajectories) for unit in (*others, *groups)}
     families: dict[str, list[Unit]] = {}
     for group in groups:

@@ -1,6 +1,7 @@
-"""Families in which somebody shows the policy how it is done: demonstrations behind the prompt. Pure.
+"""Families in which somebody shows the policy how it is done: behind the prompt, or in its place. Pure.
 
 Steered answers are ICPO's (arXiv:2510.26519): sampled behind a demonstration, and trained behind the plain prompt.
+Taught ones are AMPO's (arXiv:2510.02227): written by teachers to tasks that nobody solved.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from learner.families.branching import behind_prompt
 from learner.families.family import ChildTask, Settled, TaskFamily, prompt_of
 from learner.families.notes import AnswerText, example_text, filled, is_solved
 from learner.rewards import last_turn, with_rewards
-from learner.settings.families import EXAMPLES, SteeredFamily
+from learner.settings.families import EXAMPLES, SteeredFamily, TaughtFamily
 from learner.trajectory import Trajectory
 from protocol.messages.episodes import Reward
 
@@ -87,3 +88,38 @@ def _with_bonus(config: SteeredFamily, t: Trajectory) -> Trajectory:
     # The version that sampled the answer counts, so that a restart and `offbeat retrain` give the same bonus.
     bonus = steering_bonus(config, int(t.policy_version[t.action_mask].max(initial=0)))
     return with_rewards(t, [*t.rewards, Reward(STEERED, last_turn(t), bonus)])
+
+
+UNTAUGHT = "untaught"
+"""Outcome of teachers' answers that are wrong."""
+TAUGHT = "taught"
+"""Name of the reward that lifts a right answer of a teacher to its least return."""
+
+
+def next_taught(config: TaughtFamily, family: TaskFamily) -> list[ChildTask]:
+    """Return a task for each teacher if nobody solved the first group; else none."""
+    first = family.stages[0].members
+    if len(family.stages) > 1 or not first or any(is_solved(config, t) for t in first):
+        return []
+    return [ChildTask(policy=name) for name in config.teachers]
+
+
+def settle_taught(config: TaughtFamily, family: TaskFamily) -> Settled:
+    """Return the group with all right answers of teachers behind it. `learner.given.TaughtMembers` chooses among them.
+
+    So the choice is made by the policy that is about to be updated, not by the one when the last answer came.
+    """
+    first = list(family.stages[0].members)
+    written = [t for stage in family.stages[1:] for t in stage.members]
+    right = [t for t in written if first and is_solved(config, t)]
+    kept = {id(t) for t in right}
+    taught = [
+        replace(t, group_id=family.family_id, group_size=first[0].group_size, rewards=_lifted(config, t))
+        for t in right
+    ]
+    return Settled([*first, *taught], {UNTAUGHT: [t for t in written if id(t) not in kept]})
+
+
+def _lifted(config: TaughtFamily, t: Trajectory) -> list[Reward]:
+    lacking = config.value - t.return_
+    return [*t.rewards, Reward(TAUGHT, last_turn(t), lacking)] if lacking > 0 else list(t.rewards)

@@ -38,6 +38,8 @@ MINOR_OF_TASK_PARTS = 3
 """Minor version of the protocol since which tasks have notes, prefixes and bounds of branches."""
 MINOR_OF_ROUTES = 4
 """Minor version since which a task may ask for the experts of its tokens."""
+MINOR_OF_TEACHERS = 7
+"""Minor version since which a task may name a teacher."""
 
 
 def messages_of(tasks: Sequence[Task]) -> list[PutTasks]:
@@ -73,14 +75,14 @@ def refuse_older_broker(tasks: Sequence[Task], minor: int, broker: str) -> None:
     needed = max(map(minor_of, tasks), default=0)
     if minor >= needed:
         return
-    lost, setting = (
-        ("cannot ask for experts", 'learner.algorithm.routes = "behaviour"')
-        if needed == MINOR_OF_ROUTES
-        else (
+    lost, setting = {
+        MINOR_OF_TEACHERS: ("cannot hand tasks to teachers", '[learner.family] of kind "taught"'),
+        MINOR_OF_ROUTES: ("cannot ask for experts", 'learner.algorithm.routes = "behaviour"'),
+        MINOR_OF_TASK_PARTS: (
             "has no notes and prefixes of tasks and no bound of branches",
             "[learner.family] and learner.sampling.max_context_tokens",
-        )
-    )
+        ),
+    }[needed]
     raise BrokerRefused(
         f"{broker} speaks protocol {MAJOR}.{minor}, which {lost}; {setting} need {MAJOR}.{needed}: start a broker of "
         "this version, or take them out"
@@ -89,6 +91,8 @@ def refuse_older_broker(tasks: Sequence[Task], minor: int, broker: str) -> None:
 
 def minor_of(task: Task) -> int:
     """Return the minor version of the protocol since which a broker loses no part of a task; 0: any."""
+    if task.policy:
+        return MINOR_OF_TEACHERS
     if task.sampling.routes:
         return MINOR_OF_ROUTES
     parts = bool(task.note) or task.start is not None or task.sampling.max_context_tokens > 0

@@ -69,6 +69,7 @@ def assemble(segments: Sequence[SegmentArrays], layers: RouteLayers | None = Non
         answer=_text_of(last, "answer"),
         target=_text_of(last, "target"),
         seconds=_seconds_of([segment for segment, _ in ordered]),
+        origin="taught" if first.policy else "own",
     )
     _check_trajectory(trajectory)
     _check_counts(ordered)
@@ -97,6 +98,10 @@ def _check_sequence(segments: Sequence[Segment]) -> None:
         if segment.offset != offset:
             raise BrokenTrajectory(
                 f"{name}: segment {expected} starts at token {segment.offset}, expected {offset}"
+            )
+        if segment.policy != first.policy:
+            raise BrokenTrajectory(
+                f"{name}: policy {segment.policy!r} in segment {expected}, {first.policy!r} before"
             )
         if segment.temperature != first.temperature:
             raise BrokenTrajectory(
@@ -141,8 +146,10 @@ def _check_trajectory(trajectory: Trajectory) -> None:
             f"{name}: logp_behaviour is {trajectory.logp_behaviour[at]} at token {at}; "
             "a log-probability is at most 0"
         )
-    if (bad := mask & (trajectory.policy_version < 0)).any():
-        raise BrokenTrajectory(f"{name}: action token {int(bad.argmax())} has no policy version")
+    taught = trajectory.origin == "taught"
+    if (bad := mask & ((trajectory.policy_version < 0) != taught)).any():
+        has = "a" if taught else "no"
+        raise BrokenTrajectory(f"{name}: action token {int(bad.argmax())} has {has} policy version")
     if (bad := trajectory.token_ids < 0).any():
         raise BrokenTrajectory(f"{name}: token id {trajectory.token_ids[int(bad.argmax())]} is negative")
     for reward in trajectory.rewards:

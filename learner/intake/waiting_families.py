@@ -17,7 +17,7 @@ from learner.families.reactions import Surroundings, acts_of, react, settle
 from learner.given import Conversation, as_trajectory
 from learner.settings.families import FamilyConfig, HintFamily, JudgeFamily, RefineFamily, SteeredFamily
 from learner.settings.learner import LearnerConfig
-from learner.trajectory import Trajectory, Unit, UnitPart
+from learner.trajectory import FOREIGN, Trajectory, Unit, UnitPart
 from protocol import names
 
 log = logging.getLogger(__name__)
@@ -152,9 +152,11 @@ class WaitingFamilies:
             version: policy version that the step updated.
             max_policy_lag: largest lag of a token that carries gradient.
         """
-        sampled = sum(t.action_tokens for t in trained)
+        sampled = sum(t.action_tokens for t in trained if t.origin not in FOREIGN)
         masked = sum(
-            int((t.action_mask & (version - t.policy_version > max_policy_lag)).sum()) for t in trained
+            int((t.action_mask & (version - t.policy_version > max_policy_lag)).sum())
+            for t in trained
+            if t.origin not in FOREIGN
         )
         groups, self._groups = self._groups, []
         acts, self._acts = self._acts, {}

@@ -404,6 +404,42 @@ class SteeredFamily(Conversations):
         return max(self.first(group_size), self.members)
 
 
+class TaughtFamily(Section):
+    """Groups that nobody solved are answered by teachers, while the run goes on. Their right answers take the place of
+    some members, the likeliest to the policy first (AMPO, arXiv:2510.02227). The environment values them as it values
+    those of the policy. Their loss is an entry of `learner.algorithm.by_origin` with origin "taught"."""
+
+    kind: Literal["taught"] = "taught"
+    teachers: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(
+        min_length=1, strict=False
+    )
+    """Names in `[[actor.teachers]]`. Each is asked for one answer to a task; a name that stands twice, for two."""
+    members: int = Field(2, ge=1)
+    """Most members of a group that are replaced, the last ones. At least 1, below learner.group_size."""
+    value: float = 1.0
+    """Least return of a right answer of a teacher, with which it is compared in its group."""
+    reward: str = ""
+    """Reward that says whether an answer is right: one above `above` is. Absent: what the environment says
+    (`StepResult.correct`), or the return if it says nothing."""
+    above: float = 0.0
+    """Value of the reward above which an answer is right."""
+    deadline_s: float = Field(300.0, gt=0)
+    """Seconds that a family waits for the teachers. Then the group is trained, or dropped, without them. Above 0."""
+
+    @property
+    def stages(self) -> int:
+        """Most groups after the first one."""
+        return 1
+
+    def first(self, group_size: int) -> int:
+        """Return the members of the first group."""
+        return group_size
+
+    def largest(self, group_size: int) -> int:
+        """Return the members of the largest group."""
+        return max(group_size, len(self.teachers))
+
+
 FamilyConfig = Annotated[
     HintFamily
     | DraftFamily
@@ -412,7 +448,8 @@ FamilyConfig = Annotated[
     | GuidedFamily
     | SteeredFamily
     | JudgeFamily
-    | RefineFamily,
+    | RefineFamily
+    | TaughtFamily,
     Field(discriminator="kind"),
 ]
 

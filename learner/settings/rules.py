@@ -31,6 +31,7 @@ from learner.settings.families import (
     RefineFamily,
     RetryFamily,
     SteeredFamily,
+    TaughtFamily,
     quoted_answers,
 )
 from learner.settings.learner import RESCUE_RULES, LearnerConfig, ReplayConfig
@@ -131,14 +132,14 @@ def _origins(learner: LearnerConfig) -> Iterator[str]:
         "own": learner.given is None or learner.given.share < 1,
         "replayed": learner.replay is not None,
         "guided": isinstance(family, SteeredFamily) or (isinstance(family, RetryFamily) and family.clean),
-        "taught": learner.taught is not None,
+        "taught": learner.taught is not None or isinstance(family, TaughtFamily),
         "given": learner.given is not None,
     }
     cures = {
         "own": "lower learner.given.share",
         "replayed": "add [learner.replay]",
         "guided": 'add [learner.family] of kind "steered", or "retry" with clean = true',
-        "taught": "add [learner.taught]",
+        "taught": 'add [learner.taught], or [learner.family] of kind "taught"',
         "given": "add [learner.given]",
     }
     for place, loss in enumerate(learner.algorithm.by_origin):
@@ -151,32 +152,34 @@ def _origins(learner: LearnerConfig) -> Iterator[str]:
 
 def _taught(learner: LearnerConfig) -> Iterator[str]:
     """Yield what answers of teachers lack, or cannot be together with."""
-    taught = learner.taught
+    live = isinstance(learner.family, TaughtFamily)
+    taught = learner.family if isinstance(learner.family, TaughtFamily) else learner.taught
+    name = "learner.family" if live else "learner.taught"
     if taught is None:
         return
     if not any(loss.origin == "taught" and loss.only != "failure" for loss in learner.algorithm.by_origin):
         yield (
-            "learner.taught is set, but its tokens have no behaviour probability, and the policy's own surrogate has a "
+            f"{name} is set, but its tokens have no behaviour probability, and the policy's own surrogate has a "
             'ratio to it; add [[learner.algorithm.by_origin]] with origin = "taught" and surrogate = { kind = '
             '"shaped" }'
         )
     others = {
         "given": learner.given is not None,
         "replay": learner.replay is not None,
-        "family": learner.family is not None,
+        ("taught" if live else "family"): (learner.taught if live else learner.family) is not None,
         "lane": learner.lane is not None,
         "reward.group": learner.reward.group is not None,
         "algorithm.critic": learner.algorithm.critic is not None,
     }
-    yield from not_together("learner.taught", "learner", others)
+    yield from not_together(name, "learner", others)
     if not judges_groups(learner.algorithm.advantage) or learner.train_on != "groups":
         yield (
-            "learner.taught joins groups that nobody solved, so it needs whole groups and an advantage within them; "
+            f"{name} joins groups that nobody solved, so it needs whole groups and an advantage within them; "
             'use train_on = "groups" and an advantage such as kind "group"'
         )
     if taught.members >= learner.group_size:
         yield (
-            f"learner.taught.members is {taught.members} but learner.group_size is {learner.group_size}: no answer "
+            f"{name}.members is {taught.members} but learner.group_size is {learner.group_size}: no answer "
             "of the policy would be left; lower members"
         )
 
@@ -422,7 +425,7 @@ def _beside(learner: LearnerConfig, family: FamilyConfig) -> Iterator[str]:
             f"learner.reward.group is set with {what}: the reward would compare each group of the family by itself; "
             "take one of the two out"
         )
-    merged = isinstance(family, BranchFamily | RetryFamily | RefineFamily | SteeredFamily) or (
+    merged = isinstance(family, BranchFamily | RetryFamily | RefineFamily | SteeredFamily | TaughtFamily) or (
         isinstance(family, HintFamily) and family.members > 0
     )
     if merged and (learner.reward.stages or learner.reward.bonus is not None):

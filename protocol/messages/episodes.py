@@ -187,6 +187,10 @@ class Segment(Message, tag="segment", frozen=True):
     """Marks of the action turn that ends here, since 4.2. Read by the learner, for methods that compare turns."""
     times: Annotated[list[TurnTime], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
     """Seconds of turns that have ended, since 4.5; absent from an actor that does not measure them."""
+    policy: Label = ""
+    """The task's `policy`, since 4.7: who wrote the action tokens, if no generator did. They have version -1.
+
+    Read by the learner, to which such tokens have no behaviour probability."""
 
 
 class SegmentAck(Message, tag="segment_ack", frozen=True):
@@ -294,6 +298,11 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Read by the actor, which begins the episode with this prefix; since 4.3, as the note.
 
     With a note, the prefix's first turn gives way to the prompt with the note, and the other turns follow it.
+    """
+    policy: Label = ""
+    """Read by the actor, which asks this teacher of its settings in place of a generator; since 4.7.
+
+    A broker before 4.7 would lose it, so the learner looks at the broker's version before it puts such a task.
     """
 
 

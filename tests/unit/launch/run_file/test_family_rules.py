@@ -15,6 +15,8 @@ RETRY = {"kind": "retry", "rollouts": 4}
 PARTING = RETRY | {"begin": "parting"}
 REFLECTED = RETRY | {"reflection": "{attempt}?", "note": "{reflection}!"}
 GUIDED = {"kind": "guided"}
+TAUGHT = {"kind": "taught", "teachers": ["big"]}
+SHAPED = {"by_origin": [{"origin": "taught", "surrogate": {"kind": "shaped"}}]}
 
 
 def learner(family=HINT, **settings):
@@ -225,3 +227,46 @@ def test_a_lag_bound_that_lets_few_families_be_under_way_is_told():
     assert "raise it to 7" in line
     assert not list(family_notes(learner(max_policy_lag=7)))
     assert not list(family_notes(learner(None, max_policy_lag=0)))
+
+
+BIG = {"name": "big", "url": "http://127.0.0.1:1/v1", "model": "m"}
+
+
+@pytest.mark.parametrize(
+    ("teachers", "changed", "said"),
+    [
+        (
+            [],
+            {},
+            r"learner.family.teachers has 'big', but \[\[actor.teachers\]\] has no tables; add it there",
+        ),
+        ([BIG | {"name": "x"}], {}, r"has 'big', but .* has \['x'\]"),
+        ([BIG, BIG | {"name": "x"}], {}, "actor.teachers has 'x', which nobody asks"),
+        ([BIG, BIG], {}, "actor.teachers has 'big' twice"),
+        ([BIG | {"url": "own"}], {}, r'url is "own", the model of \[judge\]; take model'),
+        ([{"name": "big", "url": "own"}], {}, r'url = "own", but there is no \[judge\]'),
+        ([{"name": "big", "url": BIG["url"]}], {}, "model is empty"),
+        ([BIG | {"url": "http://me:secret@host/v1"}], {}, "url"),
+        ([BIG], {"algorithm": {}}, "its tokens have no behaviour probability"),
+        ([BIG], {"taught": {}}, "learner.taught"),
+        ([BIG], {"group_size": 2}, "learner.family.members is 2 but learner.group_size is 2"),
+        (
+            [BIG],
+            {"algorithm": SHAPED | {"advantage": {"kind": "batch_mean"}}},
+            "joins groups that nobody solved",
+        ),
+    ],
+)
+def test_a_run_with_teachers_has_them_asks_them_and_has_a_loss_for_them(teachers, changed, said):
+    content = {
+        "model": {"path": "m"},
+        "env": {"name": "calculator"},
+        "actor": {"teachers": teachers},
+        "learner": {"family": TAUGHT, "algorithm": SHAPED, **changed},
+    }
+    with pytest.raises(ConfigError, match=said):
+        check(content, "run.toml")
+    learner = {"family": TAUGHT, "algorithm": SHAPED}
+    assert check({**content, "actor": {"teachers": [BIG]}, "learner": learner}, "run.toml").actor.teachers
+    own = {**content, "actor": {"teachers": [{"name": "big", "url": "own"}]}, "judge": {}, "learner": learner}
+    assert check(own, "run.toml").judge is not None

@@ -425,7 +425,7 @@ JUDGED = {
 def test_an_own_judge_needs_its_section_and_the_section_needs_a_reward_that_asks():
     with pytest.raises(ConfigError, match=r"judge = \"own\", but there is no \[judge\]"):
         check(JUDGED, "run.toml")
-    with pytest.raises(ConfigError, match=r"\[judge\] would start a model that no reward asks"):
+    with pytest.raises(ConfigError, match=r"\[judge\] would start a model that nobody asks"):
         check({**JUDGED, "env": {"name": "calculator"}, "judge": {}}, "run.toml")
     with pytest.raises(ConfigError, match=r"judge.http"):
         check({**JUDGED, "judge": {"http": "0.0.0.0:80"}}, "run.toml")
