@@ -1,12 +1,16 @@
 """Measure the page of a run: how fast it is on a large journal, and what it takes from a run that goes on.
 
 `large` writes a journal, starts `offbeat view` on it with a cold cache, and times pages, filters and trajectories.
-`beside` trains, and lets windows without a page (A) and with pages (B) take turns as A B B A: in B, a headless Chromium
-has the page Learning open, and a second client asks for the same every two seconds. In A all of them are stopped by
-SIGSTOP, so that windows can be short: other work on the machine then disturbs both arms alike.
+`beside` trains, and three arms take turns as A C P P C A in windows of some seconds, with the same time for each:
+
+    A  nobody looks; viewer and browser are stopped by SIGSTOP, so that windows can be short
+    C  the viewer works for a client that asks what the page asks, at the page's rate: the browser is on another machine
+    P  a headless Chromium on the run's own cores has the page Learning open, and that client asks beside it
 
     python -m benchmarks.view large [--trajectories 100000] [--json FILE]
-    python -m benchmarks.view beside [--blocks 16] [--json FILE]
+    python -m benchmarks.view beside [--blocks 10] [--cores 2] [--json FILE]
+
+Ten blocks take ten minutes. Nothing else should work on the machine meanwhile.
 """
 
 import argparse
@@ -23,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -43,8 +48,17 @@ SAMPLED = 3_700
 """Sampled tokens of a trajectory in its first answer, so that 100,000 trajectories take 5 GB."""
 TRAIN_EVERY, FILE_EVERY = 16, 250
 """Groups of a learner step, and of a file of the journal."""
-POLL_S = 2.0
-"""Seconds between two rounds of the second client; the page itself looks every three seconds."""
+POLL_S = 5.0
+"""Seconds between two rounds of the client, as in launch/view/assets/app.js."""
+ROUND = "ACPPCA"
+ARMS = {"C": "a client", "P": "a page in a browser here, and a client"}
+ASKED = ("runs", "overview", "metrics", "names", "logs")
+"""What the page Learning asks in a round."""
+METRICS_ASKED = (
+    "rollout/return_mean,rollout/correct_share,learner/idle_share,generator/idle_share,learner/entropy_nats"
+)
+STEADY = ("learner.evaluation_tasks=0", "learner.optimizer.lr=1e-8", "learner.optimizer.warmup_steps=0")
+"""Settings with which the job is the same in the first window and in the last: no evaluation, and no progress."""
 SETTLE_S = 1.0
 """Time that a window leaves out at its beginning."""
 WRITTEN = "written"
@@ -81,6 +95,8 @@ class Viewer:
         assert self.process.stdout is not None
         self.process.stdout.readline()
         self.link = self.process.stdout.readline().strip()
+        self._tags: dict[str, str] = {}
+        self._mark = ""
         self.start_s = time.monotonic() - began
         """Seconds until the link was printed."""
         self.base, _, secret = self.link.partition("/login#")
@@ -99,6 +115,25 @@ class Viewer:
         with self._opener.open(f"{self.base}/api/{question}?{query}", timeout=120) as response:
             answer = response.read()
         return dict(json.loads(answer)), time.perf_counter() - began
+
+    def look(self) -> None:
+        """Ask what an open page asks in a round, with the tags of the answers before."""
+        for question in ASKED:
+            given = {"count": "200"} if question == "logs" else {}
+            if question == "metrics":
+                given = {"names": METRICS_ASKED, "since": self._mark}
+            url = f"{self.base}/api/{question}?{urllib.parse.urlencode(given)}"
+            tags = {"If-None-Match": self._tags[url]} if url in self._tags else {}
+            try:
+                with self._opener.open(urllib.request.Request(url, headers=tags), timeout=120) as response:
+                    answer = json.loads(response.read())
+                    self._tags[url] = response.headers["ETag"]
+            except urllib.error.HTTPError as error:
+                if error.code != 304:
+                    raise
+                continue
+            if question == "metrics":
+                self._mark = answer["mark"]
 
     def close(self) -> None:
         """End it."""
@@ -293,7 +328,7 @@ class Watched:
 def training(place: Path) -> Iterator[Watched]:
     """Train `recipes/spell_backward.toml` in processes of its own, until this context ends."""
     command = [sys.executable, "-m", "launch.cli", "train", str(ROOT / "recipes" / "spell_backward.toml")]
-    command += [f"run.dir={place}", "run.name=run", "learner.steps=100000", "run.max_minutes=60"]
+    command += [f"run.dir={place}", "run.name=run", "learner.steps=100000", "run.max_minutes=60", *STEADY]
     with (place / "train.log").open("wb") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=log, cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)}
@@ -312,7 +347,7 @@ def training(place: Path) -> Iterator[Watched]:
 
 
 class Watchers:
-    """A page that is open in a browser, and a second client that polls. All of them can be stopped and go on."""
+    """A page that is open in a browser, and a client that asks the same. Both can be stopped and go on."""
 
     def __init__(self, folder: Path) -> None:
         self._viewer = Viewer(folder)
@@ -325,24 +360,25 @@ class Watchers:
 
     def _poll(self) -> None:
         while not self._ended.wait(POLL_S):
-            for question in ("runs", "overview", "metrics", "names", "logs"):
-                names = "rollout/return_mean,learner/idle_share" if question == "metrics" else ""
-                with self._turn:
-                    self._viewer.ask(question, names=names)
+            with self._turn:
+                self._viewer.look()
 
-    def stop(self) -> None:
-        """Stop viewer, browser and client."""
-        self._turn.acquire()
-        self._signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """Let them go on."""
-        self._signal(signal.SIGCONT)
-        self._turn.release()
-
-    def _signal(self, number: int) -> None:
-        os.killpg(self._browser.pid, number)
-        self._viewer.process.send_signal(number)
+    @contextlib.contextmanager
+    def arm(self, name: str) -> Iterator[None]:
+        """Stop what has no part in an arm, until the context is left."""
+        if name == "A":
+            self._turn.acquire()
+            self._viewer.process.send_signal(signal.SIGSTOP)
+        if name != "P":
+            os.killpg(self._browser.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            if name != "P":
+                os.killpg(self._browser.pid, signal.SIGCONT)
+            if name == "A":
+                self._viewer.process.send_signal(signal.SIGCONT)
+                self._turn.release()
 
     def cpu_s(self) -> dict[str, float]:
         """Return the CPU seconds of both sides so far."""
@@ -358,24 +394,24 @@ class Watchers:
         self._viewer.close()
 
 
-def beside(blocks: int, window_s: float) -> tuple[list[Figure], dict[str, Any]]:
-    """Compare the throughput of windows with pages open to that of windows without, A B B A in one run."""
+def beside(blocks: int, window_s: float, cores: int) -> tuple[list[Figure], dict[str, Any]]:
+    """Compare the throughput of windows in which somebody looks to that of windows without, in one run.
+
+    Args:
+        cores: cores that run, viewer and browser share; all of them are children of this process.
+    """
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     windows: list[dict[str, Any]] = []
     loads = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory(prefix="offbeat-view-") as place, training(Path(place)) as run:
         watchers = Watchers(Path(place) / "run")
         try:
-            for arm in "ABBA" * blocks:
-                if arm == "A":
-                    watchers.stop()
-                try:
+            for arm in ROUND * blocks:
+                with watchers.arm(arm):
                     time.sleep(SETTLE_S)
                     begin, before = time.time(), watchers.cpu_s()
                     time.sleep(window_s)
                     end, after = time.time(), watchers.cpu_s()
-                finally:
-                    if arm == "A":
-                        watchers.go_on()
                 cpu_s = {side: after[side] - before[side] for side in before}
                 windows.append({"arm": arm, "begin": begin, "end": end, "cpu_s": cpu_s})
         finally:
@@ -387,34 +423,37 @@ def beside(blocks: int, window_s: float) -> tuple[list[Figure], dict[str, Any]]:
             time.sleep(0.5)
         for one in windows:
             one["steps_per_s"], one["tokens_per_s"] = run.rates(one["begin"], one["end"])
-    figures = []
-    for name, unit, key in (
-        ("sampled tokens, with two pages", "tokens/s", "tokens_per_s"),
-        ("learner steps, with two pages", "steps/s", "steps_per_s"),
-    ):
-        without, with_pages = _arms(windows, key)
-        figures.append(Figure(name, unit, with_pages, "no page", without, _spread(with_pages, without)))
-    for side in ("viewer", "browser"):
-        shares = [one["cpu_s"][side] / (one["end"] - one["begin"]) for one in windows if one["arm"] == "B"]
-        figures.append(Figure(f"CPU of the {side}", "% of a core", [100 * share for share in shares]))
+    figures = [
+        Figure(f"{name}, with {ARMS[arm]}", unit, looked, "nobody", bare, _spread(looked, bare))
+        for arm in ARMS
+        for name, unit, key in (
+            ("sampled tokens", "tokens/s", "tokens_per_s"),
+            ("learner steps", "steps/s", "steps_per_s"),
+        )
+        for bare, looked in [(_of_arm(windows, "A", key), _of_arm(windows, arm, key))]
+    ]
+    figures += [
+        Figure(f"CPU of the {side}, with {ARMS[arm]}", "% of a core", _cpu_shares(windows, arm, side))
+        for arm, side in (("C", "viewer"), ("P", "viewer"), ("P", "browser"))
+    ]
     return figures, {
         "windows": windows,
         "window_s": window_s,
         "settle_s": SETTLE_S,
+        "cores": cores,
         "nice": os.nice(0),
         "loads": loads,
     }
 
 
-def _arms(windows: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:
-    """Return for each block A B B A the means of its two windows without pages, and of its two with them."""
-    arms: tuple[list[float], list[float]] = ([], [])
-    for first in range(0, len(windows), 4):
-        for arm, found in zip("AB", arms, strict=True):
-            found.append(
-                statistics.fmean(one[key] for one in windows[first : first + 4] if one["arm"] == arm)
-            )
-    return arms
+def _of_arm(windows: Sequence[dict[str, Any]], arm: str, key: str) -> list[float]:
+    """Return for each block the mean of an arm's two windows."""
+    blocks = [windows[first : first + len(ROUND)] for first in range(0, len(windows), len(ROUND))]
+    return [statistics.fmean(one[key] for one in block if one["arm"] == arm) for block in blocks]
+
+
+def _cpu_shares(windows: Sequence[dict[str, Any]], arm: str, side: str) -> list[float]:
+    return [100 * one["cpu_s"][side] / (one["end"] - one["begin"]) for one in windows if one["arm"] == arm]
 
 
 def _spread(values: Sequence[float], bare: Sequence[float]) -> str:
@@ -436,8 +475,9 @@ def main() -> None:
     of_large.add_argument("--repetitions", type=int, default=5)
     of_large.add_argument("--folder", type=Path, help="keep the run here, or use the one that is here")
     of_beside = kinds.add_parser("beside")
-    of_beside.add_argument("--blocks", type=int, default=16)
+    of_beside.add_argument("--blocks", type=int, default=10)
     of_beside.add_argument("--window-s", type=float, default=8.0)
+    of_beside.add_argument("--cores", type=int, default=2)
     for one in (of_large, of_beside):
         one.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -446,7 +486,7 @@ def main() -> None:
             arguments.trajectories, arguments.starts, arguments.repetitions, arguments.folder
         )
     else:
-        figures, found = beside(arguments.blocks, arguments.window_s)
+        figures, found = beside(arguments.blocks, arguments.window_s, arguments.cores)
     shown = table(figures)
     sys.stdout.write(shown + "\n")
     if arguments.json is not None:

@@ -86,6 +86,7 @@ def timeline_page(files: RunFiles, index: JournalIndex) -> dict[str, Any]:
         ],
         "generators": by_generator(index),
         "restarts": restarts(files),
+        "first_wait": number(steps["learner/wait_seconds"][0]) if steps.rows else None,
         "totals": totals(steps) | {"evaluate": sum(stood) if stood else None},
         "turns": dict(index.turn_seconds) if any(index.turn_seconds.values()) else None,
         "arrivals": any(row.pieces[-1].at is not None for row in index.rows[-50:] if row.pieces),

@@ -40,7 +40,7 @@ export async function render(main, given) {
 }
 
 const fact = (name, n) => h("span", {}, h("b", {}, `${name} `), num(n));
-const plain = (name) => name.replace(/^trained: .*/, "trained").replace(/^dropped: .*/, "dropped");
+const plain = (name) => name.replace(/^(trained:|dropped:|held) .*/, (_, word) => word.replace(":", ""));
 
 function given_(name, bound) {
   if (name === "dropped: evaluated") return { outcome: "dropped", purpose: "eval" };
@@ -62,13 +62,30 @@ function meaning(name) {
   return "tokens that the learner filtered out";
 }
 
-/** Sampled, journaled and outcomes as bands whose heights are tokens; a band opens its trajectories. */
+/**
+ * Splits outcomes by whether the learner had got the tokens. Those that it trained or dropped it had; of the held ones it has
+ * what was delivered beyond them. Returns null if that does not add up, as with a journal whose files are deleted.
+ */
+function byDelivery(flow, outcomes) {
+  const got = outcomes.filter(([name]) => /^(trained|dropped)/.test(name));
+  const held = outcomes.find(([name]) => name === "held")?.[1] ?? 0;
+  const has = flow.delivered - got.reduce((sum, [, n]) => sum + n, 0);
+  if (flow.delivered === null || has < 0 || has > held) return null;
+  const rest = outcomes.filter(([name]) => !/^(trained|dropped|held$)/.test(name));
+  const some = (list) => list.filter(([, n]) => n);
+  return [some([...got, ["held by the learner", has]]), some([...rest, ["held before it", held - has]])];
+}
+
+/** Sampled, journaled, delivered and outcomes as bands whose heights are tokens; a band opens its trajectories. */
 function sankey(flow, outcomes, given, bound) {
-  const [width, tall] = [900, 300];
+  const [width, tall, wide] = [980, 300, 16];
+  const [atJournal, atLearner, atEnd, top] = [230, 450, 700, 26];
   const sampled = flow.sampled === null ? flow.journaled : Math.max(flow.sampled, flow.journaled);
-  const scale = (tall - 8 * outcomes.length) / sampled;
-  const svg = s("svg", { viewBox: `0 0 ${width} ${tall + 50}` });
-  const column = (x, y, n, title) => svg.append(s("rect", { x, y, width: 16, height: Math.max(1, n * scale), fill: "var(--c6)" }, s("title", {}, title)));
+  const split = byDelivery(flow, outcomes);
+  const bands = split ? split.flat() : outcomes;
+  const scale = (tall - 8 * bands.length) / sampled;
+  const svg = s("svg");
+  const column = (x, y, n, title) => svg.append(s("rect", { x, y, width: wide, height: Math.max(1, n * scale), fill: "var(--c6)" }, s("title", {}, title)));
   const ribbon = (x1, y1, x2, y2, n, paint, title, href) => {
     const t = Math.max(1, n * scale);
     const m = (x1 + x2) / 2;
@@ -76,26 +93,31 @@ function sankey(flow, outcomes, given, bound) {
       fill: `var(--${paint})`, "fill-opacity": 0.55 }, s("title", {}, title));
     svg.append(href ? s("a", { href, "aria-label": title, class: "link" }, path) : path);
   };
-  const label = (x, y, ...lines) => lines.forEach((line, i) => svg.append(s("text", { x, y: y + 13 * i }, line)));
-  const top = 26;
+  const label = (x, y, line) => svg.append(s("text", { x, y }, line));
   const old = flow.sampled !== null && flow.sampled < flow.journaled;
   label(4, 14, `sampled ${old ? "—" : num(flow.sampled)}`);
-  label(300, 14, `journaled ${num(flow.journaled)}`);
-  label(620, 14, `outcome`);
+  label(atJournal, 14, `journaled ${num(flow.journaled)}`);
+  label(atEnd, 14, "outcome");
   column(4, top, sampled, "sampled tokens, as generators count them");
-  column(300, top, flow.journaled, "tokens in the journal");
-  ribbon(20, top, 300, top, flow.journaled, "c0", `${num(flow.journaled)} sampled tokens reached the journal`);
+  column(atJournal, top, flow.journaled, "tokens in the journal");
+  ribbon(4 + wide, top, atJournal, top, flow.journaled, "c0", `${num(flow.journaled)} sampled tokens reached the journal`);
   if (flow.not_journaled) {
     const y = top + flow.journaled * scale;
-    ribbon(20, y, 250, y + 12, flow.not_journaled, "c1", `${num(flow.not_journaled)} sampled and not journaled: under way, cancelled, or lost with a process`);
-    label(110, Math.min(tall + 40, y + flow.not_journaled * scale + 26), `${num(flow.not_journaled)} not journaled`);
+    ribbon(4 + wide, y, 190, y + 12, flow.not_journaled, "c1", `${num(flow.not_journaled)} sampled and not journaled: under way, cancelled, or lost with a process`);
+    label(80, Math.min(tall + 40, y + flow.not_journaled * scale + 26), `${num(flow.not_journaled)} not journaled`);
+  }
+  if (split && flow.delivered) {
+    label(atLearner, 14, `delivered ${num(flow.delivered)}`);
+    column(atLearner, top, flow.delivered, "tokens that the learner got");
+    ribbon(atJournal + wide, top, atLearner, top, flow.delivered, "c0", `${num(flow.delivered)} sampled tokens were delivered to the learner`);
   }
   let from = top;
   let to = top;
-  outcomes.forEach(([name, n], i) => {
-    ribbon(316, from, 620, to, n, `c${i % 8}`, `${name}: ${num(n)} tokens`, address("table", { run: given.run, ...given_(name, bound) }));
-    column(620, to, n, name);
-    label(642, to + Math.max(9, n * scale / 2 + 4), `${name} ${num(n)}`);
+  bands.forEach(([name, n], i) => {
+    const begin = (split && i < split[0].length ? atLearner : atJournal) + wide;
+    ribbon(begin, from, atEnd, to, n, `c${i % 8}`, `${name}: ${num(n)} tokens`, address("table", { run: given.run, ...given_(name, bound) }));
+    column(atEnd, to, n, name);
+    label(atEnd + 22, to + Math.max(9, n * scale / 2 + 4), `${name} ${num(n)}`);
     from += n * scale;
     to += Math.max(16, n * scale + 8);
   });

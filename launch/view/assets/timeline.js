@@ -21,8 +21,9 @@ export async function render(main, given, go) {
   main.append(
     h("h1", {}, "Who waited for whom?"),
     page.clock ? "" : h("p", { class: "soft" }, "— this run has no wall clock in its metrics: steps stand one behind the other, by their own durations"),
-    h("p", { class: "facts" }, LEARNER.map(([name, title]) => h("span", {}, h("b", {}, `learner ${title} `),
-      `${seconds(page.totals[name])} (${total && page.totals[name] !== null ? percent(page.totals[name] / total) : "—"})`))),
+    h("p", { class: "facts", id: "learner" }, LEARNER.map(([name, title]) => h("span", {}, h("b", {}, `learner ${title} `),
+      `${seconds(page.totals[name])} (${total && page.totals[name] !== null ? percent(page.totals[name] / total) : "—"})${
+        name === "wait" && page.first_wait !== null ? `, ${seconds(page.first_wait)} of it for the first batch, while all start` : ""}`))),
     h("p", { class: "facts", id: "turns" }, page.turns ? TURN.map(([name, title]) => h("span", {}, h("b", {}, `episodes: ${title} `),
       `${seconds(page.turns[name])} (${percent(page.turns[name] / TURN.reduce((sum, [one]) => sum + page.turns[one], 0))})`))
       : "— nobody measured the seconds of turns in this run"),
@@ -43,9 +44,12 @@ function roles(page, given, pauses) {
   const began = (step) => step.ended - PARTS.reduce((sum, [name]) => sum + (step[name] ?? 0), 0);
   // The evaluation before the first step that is drawn, and those after the last one, belong to the figure.
   const evaluated = page.clock ? page.evaluations.filter((one) => one.step >= steps[0].step - 1) : [];
-  const first = Math.min(began(steps[0]), ...evaluated.map((one) => one.at - (one.stood ?? 0)));
   const last = Math.max(...steps.map((step) => step.ended), ...evaluated.map((one) => one.at));
-  const px = (at) => left + (width - left - 10) * (at - first) / Math.max(1e-9, last - first);
+  // The wait for the first batch is the start of all processes. Where it is longer than all steps, its beginning is cut.
+  const stood = evaluated.map((one) => one.at - (one.stood ?? 0));
+  const begun = Math.min(began(steps[0]), ...stood);
+  const first = page.clock && steps.length > 3 ? Math.max(begun, Math.min(steps[0].ended - (last - steps[0].ended) / 4, ...stood)) : begun;
+  const px = (at) => left + (width - left - 10) * Math.max(0, at - first) / Math.max(1e-9, last - first);
   const names = page.generators.filter((g) => g.spans.length);
   const rows = 1 + Math.max(1, names.length) + 1;
   const svg = s("svg", { viewBox: `0 0 ${width} ${rows * 34 + 40}` });
@@ -116,7 +120,7 @@ function roles(page, given, pauses) {
   }
   return drawing(`The last ${steps.length} steps`, svg, () => [["step", "ended", "wait", "update", "publish", "generators idle", "generators' version", "episodes"],
     ...page.steps.map((r) => [r.step, r.ended, r.wait, r.update, r.publish, r.generators.idle, r.generators.version, r.actors.episodes])],
-    h("div", { class: "keys-of" }, LEARNER.map(([, title, paint]) => h("span", {}, swatch(paint), title)), h("span", {}, swatch("sample"),
+    h("div", { class: "keys-of" }, first > begun ? h("span", {}, `The first ${seconds(first - begun)}, before the first batch, are cut off.`) : null, LEARNER.map(([, title, paint]) => h("span", {}, swatch(paint), title)), h("span", {}, swatch("sample"),
       names.length ? "generator: shade by version; in gaps none of its segments arrived" : "generators: height is the busy share, shade the version"), h("span", {}, swatch("tool"), "episodes under way")));
 }
 

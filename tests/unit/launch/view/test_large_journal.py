@@ -37,8 +37,8 @@ def test_twenty_thousand_trajectories_are_filtered_in_a_moment(tmp_path):
         {"uniform": "true"},
         {"outcome": "trained", "lag_min": "0"},
     ):
-        # CPU time, because the machine may have other work.
+        # A fifth of the limit for 100,000. CPU time, because the machine may have other work.
         begun = time.process_time()
         questions.ask("table", given)
-        assert time.process_time() - begun < 0.1, given
+        assert time.process_time() - begun < 0.06, given
     gc.unfreeze()
