@@ -58,6 +58,9 @@ RATE = 1e-3
 """Learning rate that a cell's rate multiplies."""
 RATES = (0.25, 1.0, 4.0)
 """Rates that each row is tried with."""
+FIXED_RATES = {"corridor": 1.0}
+"""Tasks whose rows all have one rate. On `corridor` a sweep on one seed chooses badly: at the rate 4 it saw runs that
+find the way, and runs of other seeds find nothing even without lag."""
 LEAST_STEPS = 128
 CHECKED_AT = (128, 256)
 """Steps after which longer runs are scored, too."""
@@ -68,6 +71,10 @@ LONG_LAGS, LONG_SEEDS = (64, 128), (0, 1, 2, 3, 4)
 BEST = 6
 """Rows of the second stage beside `ALWAYS`."""
 ALWAYS = ("uncorrected", "grpo")
+WHY_ROWS = ("uncorrected", "cispo", "grpo", "gspo", "m2po", "dppo", "mdpo")
+"""Rows whose batches are looked at along the run."""
+WHY_TASKS = ("corridor", "budget")
+WHY_RATE = 1.0
 
 
 @dataclass(frozen=True)
@@ -80,17 +87,22 @@ class Own:
     """Settings of the objective that differ."""
     rate_by_lag: float = 0.0
     """c of a learning rate divided by 1 + c times the lag."""
+    fresh_groups: int = 0
+    """Rollout groups of a batch that the version to be trained has sampled itself; the others lag as forced."""
 
 
+FADED = {"kind": "benchmarks/frontier/rules.py:faded"}
 OWN: dict[str, Own] = {
     "own-normalised": Own(
         "uncorrected",
-        {
-            "surrogate": {"kind": "weighted"},
-            "corrections": [{"kind": "benchmarks/frontier/rules.py:normalised", "ceiling": 2.0}],
-        },
+        {"corrections": [{"kind": "benchmarks/frontier/rules.py:normalised", "ceiling": 2.0}]},
     ),
     "own-slower": Own("uncorrected", rate_by_lag=0.1),
+    "own-faded": Own("uncorrected", {"corrections": [FADED]}),
+    "own-faded-dppo": Own("dppo", {"corrections": [FADED]}),
+    "own-faded-mdpo": Own("mdpo", {"corrections": [FADED]}),
+    "own-anchored": Own("dppo", fresh_groups=1),
+    "own-narrowing": Own("dppo", {"surrogate": {"kind": "benchmarks/frontier/rules.py:narrowing"}}),
 }
 """Rules of our own, by the name of their row."""
 
@@ -192,6 +204,8 @@ class Found(Struct, frozen=True):
     last: float | None = None
     start: float = 0.0
     curve: list[float] = []
+    course: list[dict[str, float]] = []
+    """What the row did to its batches along the run, see `loop.CellResult.course`."""
     numbers: dict[str, float] = {}
     entropies: list[float] = []
     cosine: float | None = None
@@ -211,7 +225,7 @@ class Found(Struct, frozen=True):
 def chosen_rate(found: Iterable[Found], task: str, row: str) -> float | None:
     """Return the rate with the best mean over the lags of the sweep; None if no rate has them all.
 
-    A run that did not come to its end counts as 0.
+    A run that did not come to its end counts as 0. A task of `FIXED_RATES` has its rate, without a sweep.
 
     Example:
         >>> swept = [Found("t", "r", lag, SWEEP_SEED, rate, 128, 0, "", score)
@@ -220,6 +234,8 @@ def chosen_rate(found: Iterable[Found], task: str, row: str) -> float | None:
         >>> chosen_rate(swept, "t", "r"), chosen_rate(swept[:3], "t", "r"), chosen_rate([], "t", "r")
         (1.0, 0.25, None)
     """
+    if task in FIXED_RATES:
+        return FIXED_RATES[task]
     scores = {
         (f.rate, f.lag): f.score or 0.0 for f in found if (f.task, f.row, f.seed) == (task, row, SWEEP_SEED)
     }
@@ -239,7 +255,7 @@ def first_stage(found: Sequence[Found], task: str, chosen: Sequence[str]) -> Ite
     An early end leaves fewer seeds of all rows.
     """
     usual = {row: usual_rate(row) for row in chosen}
-    for first in (True, False):
+    for first in (True, False) if task not in FIXED_RATES else ():
         for row, rate, lag in product(chosen, RATES, SWEPT_LAGS):
             if (rate == usual[row]) == first:
                 yield Cell(task, row, lag, SWEEP_SEED, rate)
@@ -268,7 +284,8 @@ def best_rows(found: Sequence[Found], task: str) -> list[str]:
 def second_stage(found: Sequence[Found], task: str, chosen: Sequence[str]) -> Iterator[Cell]:
     """Yield the cells of the second stage, each beside one without lag and with as many steps.
 
-    An early end leaves fewer seeds of all rows, and fewer of the larger lag.
+    An early end leaves fewer seeds of all rows, and fewer of the larger lag. The seeds that the first stage does not
+    have come last, at its lags.
     """
     pairs = sorted(product(LONG_SEEDS, LONG_LAGS), key=lambda pair: pair[0] + 2 * LONG_LAGS.index(pair[1]))
     for (seed, lag), row in product(pairs, chosen):
@@ -276,6 +293,16 @@ def second_stage(found: Sequence[Found], task: str, chosen: Sequence[str]) -> It
         if rate is not None:
             for which in (lag, 0):
                 yield Cell(task, row, which, seed, rate, steps=4 * lag)
+    for seed, row, lag in product(LONG_SEEDS, chosen, FIRST_LAGS):
+        rate = chosen_rate(found, task, row)
+        if rate is not None:
+            yield Cell(task, row, lag, seed, rate)
+
+
+def why(tasks: Sequence[str], chosen: Sequence[str]) -> Iterator[Cell]:
+    """Yield cells whose batches are looked at along the run, with one rate for all rows; the largest lag last."""
+    for lag, seed, task, row in product((64, *FIRST_LAGS, 128), FIRST_SEEDS[:1], tasks, chosen):
+        yield Cell(task, row, lag, seed, WHY_RATE, steps=max(LEAST_STEPS, 4 * lag))
 
 
 def equal_rates(task: str, chosen: Sequence[str]) -> Iterator[Cell]:

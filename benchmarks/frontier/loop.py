@@ -41,6 +41,8 @@ SAMPLER_LIMIT = 5e-4
 """Largest mean difference between the log-probabilities of sampler and learner in the first batch, in nats."""
 PROBES = (0.5, 0.7, 0.9)
 """Places in a run, as shares of its steps, at which the gradient is compared with a fresh one."""
+EARLY = (0.1, 0.2, 0.3, 0.4)
+"""Further places, at which rows still learn: where the first batches of a lag have most of their effect."""
 FRESH_BATCHES = 4
 """Batches of the fresh gradient, because one alone is as noisy as what it is compared with."""
 EVALUATED = 128
@@ -55,6 +57,8 @@ NUMBERS = {
     "learner/truncated_fraction": "cut",
     "learner/correction_mean": "weight",
     "learner/gradient_norm": "gradient_norm",
+    "learner/kl_proximal_behaviour_nats": "moved",
+    "learner/acted_fraction": "acted",
 }
 """Metrics that a result has the mean of, over the second half of the run, and their names there."""
 
@@ -296,15 +300,22 @@ class SampledBatches:
         versions: the versions that are kept.
         config: settings of the learner.
         seed: seed of tasks and sampling.
+        fresh_groups: rollout groups of a batch that do not lag.
     """
 
     in_step = awaits_versions = False
     version_before = 0
 
     def __init__(
-        self, player: Player, versions: MemoryVersions, config: LearnerConfig, seed: Sequence[int]
+        self,
+        player: Player,
+        versions: MemoryVersions,
+        config: LearnerConfig,
+        seed: Sequence[int],
+        fresh_groups: int = 0,
     ) -> None:
         self._player, self._versions, self._config, self._seed = player, versions, config, tuple(seed)
+        self._fresh_groups = fresh_groups
         self.intake = Intake(OwnsEveryTask("", config), filter_uniform=False)
         self._next_index = seed[0] * 1000
         self.returns: list[float] = []
@@ -316,7 +327,10 @@ class SampledBatches:
         config = self._config
         indices = range(self._next_index, self._next_index + config.units_per_batch)
         self._next_index = indices.stop
-        trajectories = self.play(sampler, indices, seed=(*self._seed, step))
+        lagging = len(indices) - self._fresh_groups
+        trajectories = self.play(sampler, indices[:lagging], seed=(*self._seed, step))
+        if self._fresh_groups:
+            trajectories += self.play(version, indices[lagging:], seed=(*self._seed, step, 1))
         self.returns.append(statistics.fmean(t.return_ for t in trajectories if not t.baseline))
         composed = self.intake.compose_rewards
         units = []
@@ -443,6 +457,8 @@ class CellResult:
     """Means over the second half of the run, see `NUMBERS`."""
     entropies: list[float]
     """Entropy of the trained tokens, in nats, in the quarters of the run."""
+    course: list[dict[str, float]]
+    """The same numbers between one place of `EARLY` and `PROBES` and the next, with the two cosines at its end."""
     cosine: float | None
     """Cosine of a batch's gradient with a fresh one, mean over `PROBES`; None where a gradient was zero."""
     turned: float | None
@@ -463,6 +479,7 @@ def run_cell(
     probes: bool = True,
     also_after: Sequence[int] = (),
     rate_by_lag: float = 0.0,
+    fresh_groups: int = 0,
 ) -> CellResult:
     """Train one cell from the first weights to the last step.
 
@@ -476,6 +493,7 @@ def run_cell(
         probes: whether gradients are compared, too.
         also_after: steps of shorter runs that are scored, too.
         rate_by_lag: c of a learning rate divided by 1 + c times the lag of the batch.
+        fresh_groups: rollout groups of a batch that do not lag.
 
     Raises:
         SamplerDiffers: the plain sampler does not compute what the learner computes.
@@ -484,7 +502,7 @@ def run_cell(
     try:
         player = Player(suite, config, model)
         versions = MemoryVersions(player, keep=config.forced_lag + 1)
-        batches = SampledBatches(player, versions, config, (seed, again))
+        batches = SampledBatches(player, versions, config, (seed, again), fresh_groups)
         trainer = LoopTrainer(
             config, folder, engine, batches, versions, None, replay=replay_table(config), seed=seed,  # type: ignore[arg-type]
             sampler_limit=SAMPLER_LIMIT,
@@ -493,11 +511,11 @@ def run_cell(
         trainer.publish()
         wanted = {steps: [round(part * steps) for part in SCORED] for steps in (*also_after, config.steps)}
         evaluations: dict[int, float] = {}
-        found: list[tuple[float | None, float | None]] = []
-        due = {round(share * config.steps) for share in PROBES} if probes else set()
+        found: dict[int, tuple[float | None, float | None]] = {}
+        due = {round(share * config.steps) for share in (*EARLY, *PROBES)} if probes else set()
         while trainer.step < config.steps:
             if trainer.step in due:
-                found.append(probe(engine, batches, trainer.version, seed, trainer.step))
+                found[trainer.step] = probe(engine, batches, trainer.version, seed, trainer.step)
             engine.slow_down(1 + rate_by_lag * min(trainer.version, config.forced_lag))
             trainer.learn()
             if any(trainer.step in steps for steps in wanted.values()):
@@ -506,7 +524,9 @@ def run_cell(
         engine.release()
     critic = config.algorithm.critic
     still = critic.warmup_steps if critic is not None else 0
-    expected = [{min(max(0, step - still), config.forced_lag)} for step in range(config.steps)]
+    fresh = {0} if fresh_groups else set()
+    expected = [{min(max(0, step - still), config.forced_lag)} | fresh for step in range(config.steps)]
+    late = [found[at] for share in PROBES if (at := round(share * config.steps)) in found]
     scores = {steps: statistics.fmean(evaluations[at] for at in places) for steps, places in wanted.items()}
     half = trainer.numbers[len(trainer.numbers) // 2 :]
     return CellResult(
@@ -517,17 +537,46 @@ def run_cell(
         curve=[
             round(float(part.mean()), 4) for part in np.array_split(batches.returns, min(16, config.steps))
         ],
-        numbers={
-            name: statistics.fmean(step[name] for step in half if name in step)
-            for name in NUMBERS.values()
-            if any(name in step for step in half)
-        },
+        numbers=means(half),
+        course=course(trainer.numbers, found),
         entropies=quarters([step["entropy"] for step in trainer.numbers if "entropy" in step]),
-        cosine=_mean([cosine for cosine, _ in found]),
-        turned=_mean([turned for _, turned in found]),
+        cosine=_mean([cosine for cosine, _ in late]),
+        turned=_mean([turned for _, turned in late]),
         exact=trainer.lags == expected,
         optimizer_steps=engine.optimizer_steps,
     )
+
+
+def means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each number over the steps that have it.
+
+    Example:
+        >>> means([{"ess": 1.0}, {"ess": 0.5, "entropy": 2.0}])
+        {'ess': 0.75, 'entropy': 2.0}
+    """
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {name: statistics.fmean(step[name] for step in steps if name in step) for name in names}
+
+
+def course(
+    numbers: Sequence[Mapping[str, float]], probes: Mapping[int, tuple[float | None, float | None]]
+) -> list[dict[str, float]]:
+    """Return the numbers of a run from place to place, with the cosines that are known at the end of each part.
+
+    Args:
+        numbers: numbers of each step.
+        probes: what `probe` found, by the step before which it looked.
+
+    Example:
+        >>> course([{"ess": 1.0}, {"ess": 0.5}, {"ess": 0.1}], {2: (0.25, None)})
+        [{'step': 2, 'ess': 0.75, 'cosine': 0.25}]
+    """
+    parts, begin = [], 0
+    for end, cosines in sorted(probes.items()):
+        known = {name: c for name, c in zip(("cosine", "turned"), cosines, strict=True) if c is not None}
+        parts.append({"step": end, **means(numbers[begin:end]), **known})
+        begin = end
+    return parts
 
 
 def quarters(values: Sequence[float]) -> list[float]:

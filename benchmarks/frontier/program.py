@@ -1,6 +1,6 @@
 """Measure the staleness frontier: reward of each row over exact policy lag, in one process.
 
-    python -m benchmarks.frontier measure [--tasks T ...] [--rows R ...] [--stage first|second|rates|floor]
+    python -m benchmarks.frontier measure [--tasks T ...] [--rows R ...] [--stage first|second|rates|why|floor]
     python -m benchmarks.frontier cell TASK ROW --lag L [--seed S] [--rate R]
     python -m benchmarks.frontier results [--json FILE] [--plot FILE]
     python -m benchmarks.frontier agree
@@ -61,6 +61,7 @@ def measure(cell: Cell, *, probes: bool = True) -> Found:
                 probes=probes,
                 also_after=cell.checked_at,
                 rate_by_lag=0.0 if own is None else own.rate_by_lag,
+                fresh_groups=0 if own is None else own.fresh_groups,
             )
         except Diverged as error:
             why = f"{type(error).__name__}: {str(error)[:200]}"
@@ -86,14 +87,19 @@ def finished(args: argparse.Namespace) -> list[Found]:
 
 
 def missing(
-    plan: Callable[[Sequence[Found]], Iterator[Cell]], found: Sequence[Found], prints: dict[Cell, str]
+    plan: Callable[[Sequence[Found]], Iterator[Cell]],
+    found: Sequence[Found],
+    prints: dict[Cell, str],
+    *,
+    along: bool = False,
 ) -> Cell | None:
     """Return the first cell of a plan that has no result with its present settings; None: all have one.
 
     Args:
         prints: hashes of settings that are known, which this adds to.
+        along: whether a result counts only if its batches were looked at along the run. Early results were not.
     """
-    done = {(f.cell, f.settings) for f in found}
+    done = {(f.cell, f.settings) for f in found if not along or f.course or f.error}
     for cell in plan(found):
         if cell not in prints:
             prints[cell] = settings_of(cell)
@@ -116,6 +122,9 @@ def plan_of(args: argparse.Namespace) -> Callable[[Sequence[Found]], Iterator[Ce
             case "rates":
                 for task in args.tasks:
                     yield from cells.equal_rates(task, args.rows or cells.best_rows(found, task))
+            case "why":
+                tasks = [task for task in cells.WHY_TASKS if task in args.tasks]
+                yield from cells.why(tasks, args.rows or cells.WHY_ROWS)
             case _:
                 yield from chain.from_iterable(cells.repeated(found, task) for task in args.tasks)
 
@@ -130,7 +139,7 @@ def measure_all(args: argparse.Namespace) -> None:
     # What is loaded stays loaded: an engine's release collects garbage, and need not look at modules.
     gc.freeze()
     while time.monotonic() < deadline:
-        cell = missing(plan_of(args), found, prints)
+        cell = missing(plan_of(args), found, prints, along=args.stage == "why")
         if cell is None:
             sys.stderr.write("nothing is missing\n")
             return
@@ -172,7 +181,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     measuring = verbs.add_parser("measure", help="run the cells that are missing")
     measuring.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     measuring.add_argument("--rows", nargs="+", help="absent: all; in the second stage the best ones")
-    measuring.add_argument("--stage", choices=("first", "second", "rates", "floor"), default="first")
+    measuring.add_argument("--stage", choices=("first", "second", "rates", "why", "floor"), default="first")
     measuring.add_argument("--minutes", type=float, default=60.0)
     measuring.add_argument("--out", type=Path, default=OUT)
     measuring.add_argument(

@@ -16,7 +16,7 @@ from benchmarks.frontier import agreement
 from benchmarks.frontier.cells import (
     ALWAYS,
     FIRST_LAGS,
-    FIRST_SEEDS,
+    FIXED_RATES,
     LEAST_STEPS,
     LONG_LAGS,
     LONG_SEEDS,
@@ -25,6 +25,9 @@ from benchmarks.frontier.cells import (
     SWEEP_SEED,
     SWEPT_LAGS,
     TASKS,
+    WHY_RATE,
+    WHY_ROWS,
+    WHY_TASKS,
     Found,
     algorithm_of,
     chosen_rate,
@@ -49,6 +52,11 @@ NUMBERS = {
     "cut": "weight cut",
 }
 """Columns of the second table, by the name of the number."""
+ALONG = {
+    "moved": "KL of proximal and behaviour, nats",
+    **NUMBERS,
+}
+"""Columns of the table of what the rows do while they learn."""
 COLOURS = ("tab:blue", "tab:green", "tab:orange", "tab:red")
 LABEL_GAP = 0.05
 
@@ -131,7 +139,7 @@ class Results:
 
     def first(self, task: str, row: str, lag: int) -> Mean | None:
         """Return the reward of the first stage."""
-        return mean_of(self.scores(task, row, lag, LEAST_STEPS, FIRST_SEEDS))
+        return mean_of(self.scores(task, row, lag, LEAST_STEPS, LONG_SEEDS))
 
     def long(self, task: str, row: str, lag: int, steps: int) -> Mean | None:
         """Return the reward of the second stage."""
@@ -149,7 +157,8 @@ class Results:
 
     def rows(self, task: str) -> list[str]:
         """Return the rows of a task that have a chosen rate, the best at the largest lag of the first stage first."""
-        known = [row for row in rows() if self.rate(task, row) is not None]
+        measured = {f.row for f in self.found if f.task == task}
+        known = [row for row in rows() if row in measured and self.rate(task, row) is not None]
 
         def key(row: str) -> float:
             found = self.first(task, row, max(FIRST_LAGS))
@@ -201,6 +210,8 @@ def rate_table(results: Results, task: str) -> str:
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in results.rows(task):
         cells = []
+        if all(results.swept(task, row, *place) is None for place in product(SWEPT_LAGS, RATES)):
+            continue
         for rate in RATES:
             values = [results.swept(task, row, lag, rate) for lag in SWEPT_LAGS]
             text = ", ".join(MISSING if value is None else f"{value:.2f}" for value in values)
@@ -239,6 +250,40 @@ def number_table(results: Results, task: str, lag: int, steps: int) -> str:
     return "\n".join(lines) if len(lines) > 2 else "Missing: the measurement ended before it."
 
 
+def along_table(results: Results, task: str) -> str:
+    """Return what the rows do in the first half of a run, over the lags, all rows at one rate."""
+    lags = sorted({*FIRST_LAGS, *LONG_LAGS})
+    head = ["recipe", "reward", *ALONG.values()]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in (row for row in rows() if row in {*WHY_ROWS, *OWN}):
+        found = {
+            lag: [
+                f
+                for f in results.cells(task, row, lag, max(LEAST_STEPS, 4 * lag), WHY_RATE).values()
+                if f.course
+            ]
+            for lag in lags
+        }
+        if any(found.values()):
+            values = {lag: early(found[lag]) for lag in lags}
+            cells = [" / ".join(two(values[lag].get(name)) for lag in lags) for name in ("score", *ALONG)]
+            lines.append(f"| {' | '.join([named(row), *cells])} |")
+    return "\n".join(lines) if len(lines) > 2 else "Missing: the measurement ended before it."
+
+
+def early(found: Sequence[Found]) -> dict[str, float]:
+    """Return the means of reward and numbers over cells; the numbers are those of the first half of their runs."""
+    parts = [part for f in found for part in f.course if 2 * part["step"] <= f.steps]
+    names = dict.fromkeys(name for part in parts for name in part)
+    means = {name: statistics.fmean(part[name] for part in parts if name in part) for name in names}
+    return means | ({"score": statistics.fmean(f.score or 0.0 for f in found)} if found else {})
+
+
+def two(value: float | None) -> str:
+    """Return a number with two digits, or a dash if there is none."""
+    return "-" if value is None else f"{value:.2f}"
+
+
 def separation(results: Results) -> str:
     """Return for each task whether it separates rows, at the chosen rates and at equal ones, as a table."""
     head = (
@@ -246,6 +291,8 @@ def separation(results: Results) -> str:
     )
     lines = [head, "|---" * 6 + "|"]
     for task, rate, lag in product(TASKS, (None, *RATES[1:]), (16, *LONG_LAGS)):
+        if rate is None and task in FIXED_RATES:
+            continue
         kept = kept_at(results, task, lag, rate)
         name = "chosen" if rate is None else f"{rate:g}"
         if ALWAYS[0] not in kept:
@@ -273,6 +320,8 @@ def equal_table(results: Results) -> str:
     ]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for task, rate in product(TASKS, RATES[1:]):
+        if rate == FIXED_RATES.get(task):
+            continue  # the table of large lags has them
         pairs = {
             row: tuple(
                 mean_of(results.scores(task, row, which, 4 * lag, LONG_SEEDS, rate)) for which in (0, lag)
@@ -304,10 +353,11 @@ class Kept(NamedTuple):
 def kept_at(results: Results, task: str, lag: int, rate: float | None = None) -> dict[str, Kept]:
     """Return what each row keeps of its reward without lag, after equally many steps and at one rate."""
     steps = max(LEAST_STEPS, 4 * lag)
-    seeds = FIRST_SEEDS if lag in FIRST_LAGS else LONG_SEEDS
     kept = {}
     for row in results.rows(task) if rate is None else rows():
-        old, fresh = (mean_of(results.scores(task, row, which, steps, seeds, rate)) for which in (lag, 0))
+        old, fresh = (
+            mean_of(results.scores(task, row, which, steps, LONG_SEEDS, rate)) for which in (lag, 0)
+        )
         if old is not None and fresh is not None and fresh.value >= COLLAPSED:
             kept[row] = Kept(old.value, old.value / fresh.value)
     return kept
@@ -440,6 +490,7 @@ def write(found: Sequence[Found], args: argparse.Namespace) -> None:
         "rates": of_all_tasks(lambda task: rate_table(results, task)),
         "large-lags": of_all_tasks(lambda task: long_table(results, task)),
         "batches": of_all_tasks(lambda task: number_table(results, task, largest, LEAST_STEPS)),
+        "along": "\n\n".join(f"**{task}**\n\n{along_table(results, task)}" for task in WHY_TASKS),
         "agreement": agreement.table(pairs),
     }
     kept = [msgspec.to_builtins(msgspec.structs.replace(f, curve=[]), str_keys=True) for f in results.found]

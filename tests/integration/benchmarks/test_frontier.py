@@ -25,10 +25,18 @@ def job(tmp_path_factory):
 def cell(job, folder, **changes):
     learner, suite, model = job
     again, probes = changes.pop("again", 0), changes.pop("probes", False)
-    also = changes.pop("also_after", ())
+    also, fresh_groups = changes.pop("also_after", ()), changes.pop("fresh_groups", 0)
     learner = learner.model_copy(update=changes)
     return loop.run_cell(
-        learner, suite, model, seed=0, again=again, folder=folder, probes=probes, also_after=also
+        learner,
+        suite,
+        model,
+        seed=0,
+        again=again,
+        folder=folder,
+        probes=probes,
+        also_after=also,
+        fresh_groups=fresh_groups,
     )
 
 
@@ -40,6 +48,14 @@ def test_a_cell_learns_at_the_forced_lag_and_compares_gradients(job, tmp_path):
     assert 0.5 < result.cosine <= 1
     assert 0.2 < result.numbers["ess"] < 1
     assert result.optimizer_steps == 32, "looking at a gradient is no step"
+    assert [part["step"] for part in result.course] == [3, 6, 10, 13, 16, 22, 29]
+    assert all(part["moved"] > 0 and -1 <= part["cosine"] <= 1 for part in result.course)
+
+
+def test_a_group_that_does_not_lag_is_sampled_by_the_version_that_is_trained(job, tmp_path):
+    result = cell(job, tmp_path, steps=6, fresh_groups=1)
+    assert result.exact, "one group has lag 0, and the others the forced one"
+    assert result.curve != cell(job, tmp_path, steps=6).curve
 
 
 def test_a_cell_depends_on_its_seeds_alone_and_not_on_who_looks(job, tmp_path):

@@ -12,7 +12,7 @@ from benchmarks.frontier.agreement import Pair, numbers
 from benchmarks.frontier.agreement import table as agreement_table
 from benchmarks.frontier.cells import Cell, Found
 from benchmarks.frontier.program import known, missing
-from benchmarks.frontier.rules import Ceiling, normalised
+from benchmarks.frontier.rules import Ceiling, Fade, Narrowing, faded, narrowing, normalised
 from learner.update.objective import Adaptive, Tokens, View
 
 
@@ -156,17 +156,73 @@ def test_all_rows_are_recipes_for_stale_tokens_or_ours_and_their_settings_are_ac
         assert config.learner.optimizer.lr <= cells.RATE
 
 
+def test_a_task_with_one_rate_has_no_sweep_and_all_its_seeds_in_the_second_stage():
+    cells_of = list(cells.first_stage([], "corridor", ["grpo"]))
+    assert {(c.rate, c.seed, c.lag) for c in cells_of} == {
+        (1.0, seed, lag) for seed in (0, 1, 2) for lag in (0, 4, 16)
+    }
+    longer = list(cells.second_stage([], "corridor", ["grpo"]))
+    assert {c.seed for c in longer if c.lag == 4} == {0, 1, 2, 3, 4}
+    results = tables.Results([done(cells_of[0], 0.5)])
+    assert results.rows("corridor") == ["grpo"]
+
+
+def test_a_cell_that_was_not_looked_at_along_its_run_is_run_again_for_that_alone():
+    one = Cell("corridor", "grpo", 0, 0, 1.0)
+    looked = done(one, course=[{"step": 13, "ess": 0.5}])
+    for found, along, wanted in (
+        ([done(one)], False, None),
+        ([done(one)], True, one),
+        ([looked], True, None),
+    ):
+        assert missing(lambda _: iter([one]), found, {one: "s"}, along=along) == wanted
+    lost = done(one, None, error="Diverged")
+    assert missing(lambda _: iter([one]), [lost], {one: "s"}, along=True) is None
+
+
+def test_what_rows_do_while_they_learn_is_the_mean_of_the_first_half_and_unknown_cosines_are_no_zeros():
+    course = [
+        {"step": 13, "ess": 1.0, "cosine": 0.5},
+        {"step": 64, "ess": 0.5},
+        {"step": 90, "ess": 0.0, "cosine": -1.0},
+    ]
+    found = [done(Cell("corridor", "grpo", lag, 0, 1.0), 0.25, course=course[: 3 - lag]) for lag in (0, 4)]
+    assert tables.early([]) == {}
+    line = tables.along_table(tables.Results(found[:1]), "corridor").splitlines()[-1]
+    assert line.split(" | ")[1] == "0.25 / - / - / - / -"
+    assert "0.75 / - / - / - / - | 0.50 / - / - / - / -" in line
+
+
+def view_of(lag, ratio, advantage):
+    """Tokens whose probability was 0.1 under the behaviour policy, and is that times the ratio."""
+    row = torch.zeros(len(lag), dtype=torch.int64)
+    behaviour = torch.full_like(ratio, 0.1).log()
+    tokens = Tokens(behaviour, advantage=advantage, weight=lag, lag=lag, sequence=row, turn=row)
+    return View(tokens, Adaptive(), behaviour + ratio.log(), behaviour + ratio.log())
+
+
 def test_our_weights_have_mean_one_over_the_tokens_of_each_lag():
     lag = torch.tensor([0.0, 0.0, 3.0, 3.0, 3.0])
-    behaviour = torch.zeros(5)
     ratio = torch.tensor([1.0, 1.0, 0.5, 1.0, 8.0])
-    row = torch.zeros(5, dtype=torch.int64)
-    tokens = Tokens(behaviour, advantage=lag, weight=lag, lag=lag, sequence=row, turn=row)
-    view = View(tokens, Adaptive(), ratio.log(), ratio.log())
-    weight, cut = normalised(view, Ceiling(ceiling=2.0))
+    weight, cut = normalised(view_of(lag, ratio, lag), Ceiling(ceiling=2.0))
     # By hand: 0.5, 1 and 2 have the mean 3.5 / 3.
     assert weight.tolist() == pytest.approx([1.0, 1.0, 3 / 7, 6 / 7, 12 / 7])
     assert cut.tolist() == [False, False, False, False, True]
+
+
+def test_old_tokens_of_negative_advantage_fade_and_fresh_ones_do_not():
+    lag, advantage = torch.tensor([0.0, 4.0, 4.0, 12.0]), torch.tensor([-1.0, -1.0, 1.0, -1.0])
+    weight, cut = faded(view_of(lag, torch.ones(4), advantage), Fade(rate=0.25))
+    assert weight.tolist() == [1.0, 0.5, 1.0, 0.25]
+    assert cut.tolist() == [False, True, False, True]
+
+
+def test_our_bound_on_a_shift_of_probability_narrows_with_the_lag():
+    """A shift of 0.15 is inside 0.2 for a fresh token, and outside 0.1 for one of 64 versions."""
+    lag, ratio = torch.tensor([0.0, 64.0, 64.0]), torch.tensor([2.5, 2.5, 2.5])
+    value, masked = narrowing(view_of(lag, ratio, torch.tensor([1.0, 1.0, -1.0])), Narrowing())
+    assert masked.tolist() == [False, True, False]
+    assert value.tolist() == pytest.approx([2.5, 0.0, -2.5])
 
 
 @pytest.mark.parametrize(
