@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -103,9 +104,19 @@ def missing(
     for cell in plan(found):
         if cell not in prints:
             prints[cell] = settings_of(cell)
-        if (cell, prints[cell]) not in done:
+        if (cell, prints[cell]) not in done and (along or not begun_by(cell, found)):
             return cell
     return None
+
+
+def begun_by(cell: Cell, found: Sequence[Found]) -> bool:
+    """Return whether a longer run has begun with this one, and was scored after as many steps."""
+    return any(
+        cell.steps in f.scores
+        and replace(f.cell, steps=cell.steps) == cell
+        and f.settings == settings_of(f.cell)
+        for f in found
+    )
 
 
 def plan_of(args: argparse.Namespace) -> Callable[[Sequence[Found]], Iterator[Cell]]:

@@ -55,10 +55,15 @@ NUMBERS = {
 ALONG = {
     "moved": "KL of proximal and behaviour, nats",
     **NUMBERS,
+    "seen": "looks with a gradient",
 }
 """Columns of the table of what the rows do while they learn."""
 COLOURS = ("tab:blue", "tab:green", "tab:orange", "tab:red")
 LABEL_GAP = 0.05
+TOP = 1.04
+"""Upper end of the figure."""
+LEAST_ROWS = 5
+"""Rows below which a task has no panel."""
 
 
 class Mean(NamedTuple):
@@ -123,12 +128,28 @@ class Results:
             and f.seed != SWEEP_SEED
         }
 
+    def by_seed(
+        self, task: str, row: str, lag: int, steps: int, rate: float | None = None
+    ) -> dict[int, float]:
+        """Return the scores by seed; 0 for a run that did not come to its end.
+
+        The rate does not change along a run, so a longer run begins with the shorter one, and is scored there, too.
+        """
+        scores = {}
+        for longer in (4 * lag for lag in LONG_LAGS):
+            for seed, f in self.cells(task, row, lag, longer, rate).items():
+                if steps in f.scores:
+                    scores[seed] = f.scores[steps]
+        for seed, f in self.cells(task, row, lag, steps, rate).items():
+            scores[seed] = f.score or 0.0
+        return scores
+
     def scores(
         self, task: str, row: str, lag: int, steps: int, seeds: Sequence[int], rate: float | None = None
     ) -> list[float]:
-        """Return the scores of the seeds; 0 for a run that did not come to its end."""
-        found = self.cells(task, row, lag, steps, rate)
-        return [found[seed].score or 0.0 for seed in seeds if seed in found]
+        """Return the scores of the seeds that were run."""
+        found = self.by_seed(task, row, lag, steps, rate)
+        return [found[seed] for seed in seeds if seed in found]
 
     def swept(self, task: str, row: str, lag: int, rate: float) -> float | None:
         """Return the reward of a cell of the sweep; None if it was not measured."""
@@ -156,13 +177,18 @@ class Results:
         return statistics.fmean(values) if values else None
 
     def rows(self, task: str) -> list[str]:
-        """Return the rows of a task that have a chosen rate, the best at the largest lag of the first stage first."""
+        """Return the rows of a task that have a rate, the best first: at lag 16, or at 64 where rates are fixed."""
         measured = {f.row for f in self.found if f.task == task}
         known = [row for row in rows() if row in measured and self.rate(task, row) is not None]
 
-        def key(row: str) -> float:
-            found = self.first(task, row, max(FIRST_LAGS))
-            return -1.0 if found is None else found.value
+        def key(row: str) -> tuple[float, ...]:
+            means = (
+                self.first(task, row, max(FIRST_LAGS)),
+                self.long(task, row, LONG_LAGS[0], 4 * LONG_LAGS[0]),
+            )
+            if task in FIXED_RATES:
+                means = means[::-1]  # there the large lag has more rows
+            return tuple(-1.0 if mean is None else mean.value for mean in means)
 
         return sorted(known, key=key, reverse=True)
 
@@ -238,8 +264,10 @@ def long_table(results: Results, task: str) -> str:
     return "\n".join(lines) if len(lines) > 2 else "Missing: the measurement ended before it."
 
 
-def number_table(results: Results, task: str, lag: int, steps: int) -> str:
-    """Return what the rows did to their batches at one lag."""
+def number_table(results: Results, task: str) -> str:
+    """Return what the rows did to their batches at one lag: at 16, or at 64 where rates are fixed and more was run."""
+    lag = LONG_LAGS[0] if task in FIXED_RATES else max(FIRST_LAGS)
+    steps = max(LEAST_STEPS, 4 * lag)
     head = f"| recipe | {' | '.join(NUMBERS.values())} |"
     lines = [head, "|---" * (len(NUMBERS) + 1) + "|"]
     for row in results.rows(task):
@@ -271,11 +299,53 @@ def along_table(results: Results, task: str) -> str:
     return "\n".join(lines) if len(lines) > 2 else "Missing: the measurement ended before it."
 
 
+def own_table(results: Results) -> str:
+    """Return the rewards of our rules beside those of published rows on the same seeds and at the same rate."""
+    head = [
+        "task",
+        "lag",
+        "rate",
+        "rule",
+        "reward, seed by seed",
+        "`uncorrected`",
+        "best published row",
+        "seeds won",
+    ]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for task, lag, rate, row in product(TASKS, (*FIRST_LAGS[1:], *LONG_LAGS), RATES, OWN):
+        steps = max(LEAST_STEPS, 4 * lag)
+        place = (lag, steps, rate)
+        ours = results.by_seed(task, row, *place)
+        theirs = {
+            other: [scores[seed] for seed in ours]
+            for other in rows()
+            if other not in OWN and ours.keys() <= (scores := results.by_seed(task, other, *place)).keys()
+        }
+        if not ours or not theirs:
+            continue
+        best = max(theirs, key=lambda other: statistics.fmean(theirs[other]))
+        won = sum(own > other for own, other in zip(ours.values(), theirs[best], strict=True))
+        plain = theirs.get(ALWAYS[0])
+        cells = [
+            task,
+            str(lag),
+            f"{rate:g}",
+            row,
+            ", ".join(two(score) for score in ours.values()),
+            two(statistics.fmean(plain) if plain else None),
+            f"{best}: {', '.join(two(score) for score in theirs[best])}",
+            f"{won} of {len(ours)}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def early(found: Sequence[Found]) -> dict[str, float]:
     """Return the means of reward and numbers over cells; the numbers are those of the first half of their runs."""
     parts = [part for f in found for part in f.course if 2 * part["step"] <= f.steps]
     names = dict.fromkeys(name for part in parts for name in part)
     means = {name: statistics.fmean(part[name] for part in parts if name in part) for name in names}
+    means |= {"seen": sum("cosine" in part for part in parts) / len(parts)} if parts else {}
     return means | ({"score": statistics.fmean(f.score or 0.0 for f in found)} if found else {})
 
 
@@ -421,40 +491,60 @@ def published(path: Path) -> Published:
 
 
 def plot(results: Results, path: Path) -> None:
-    """Plot reward over lag, a panel for each task: five named lines, the other rows in grey."""
+    """Plot reward over lag, a panel for each task with enough rows: five named lines, the other rows in grey."""
     plt = pyplot()
-    tasks = [task for task in TASKS if results.rows(task)]
-    figure, panels = plt.subplots(
-        1, len(tasks), figsize=(5.2 * len(tasks), 4.2), layout="constrained", squeeze=False
-    )
     lags = sorted({*FIRST_LAGS, *LONG_LAGS})
-    for axes, task in zip(panels[0], tasks, strict=True):
-        lines = {row: points_of(results, task, row, lags) for row in results.rows(task)}
+    lines_of = {
+        task: {
+            row: line for row in results.rows(task) if len(line := points_of(results, task, row, lags)) > 1
+        }
+        for task in TASKS
+    }
+    tasks = [task for task, lines in lines_of.items() if len(lines) >= LEAST_ROWS]
+    figure, panels = plt.subplots(
+        1, max(1, len(tasks)), figsize=(6.2 * max(1, len(tasks)), 4.6), layout="constrained", squeeze=False
+    )
+    for axes, task in zip(panels[0], tasks, strict=False):
+        lines = lines_of[task]
+        last = LONG_LAGS[0]
         ranked = sorted(
-            (row for row in lines if lines[row]),
-            key=lambda row: (-lines[row][-1][0], -lines[row][-1][1].value),
+            lines, key=lambda row: -max((m.value for lag, m in lines[row] if lag == last), default=-1.0)
         )
         others = [row for row in ranked if row not in ALWAYS]
         colours = {"uncorrected": "black", "grpo": "tab:red"} | dict(zip(others[:3], COLOURS, strict=False))
         ends = []
         for row in ranked:
-            x, y = [lag for lag, _ in lines[row]], [mean.value for _, mean in lines[row]]
+            means = [mean for _, mean in lines[row]]
+            x, y = [lags.index(lag) for lag, _ in lines[row]], [mean.value for mean in means]
             if row not in colours:
-                axes.plot(x, y, color="0.82", linewidth=1, zorder=1)
+                axes.plot(x, y, color="0.85", linewidth=1, zorder=1)
                 continue
-            axes.plot(x, y, color=colours[row], marker="o", markersize=4, linewidth=2, zorder=3)
-            low, high = zip(*(mean.band for _, mean in lines[row]), strict=True)
-            axes.fill_between(x, low, high, color=colours[row], alpha=0.12, linewidth=0, zorder=2)
+            # Intervals beside each other, because bands over each other hide the lines.
+            shift = 0.05 * (list(colours).index(row) - 2)
+            x_shifted = [place + shift for place in x]
+            spread = [[m.value - m.band[0] for m in means], [m.band[1] - m.value for m in means]]
+            style = {"color": colours[row], "zorder": 3}
+            axes.errorbar(
+                x_shifted,
+                y,
+                yerr=spread,
+                marker="o",
+                markersize=4,
+                linewidth=1.8,
+                elinewidth=0.9,
+                capsize=2,
+                **style,
+            )
             ends.append((y[-1], row))
+        ends.sort(reverse=True)
         for (_, row), height in zip(ends, apart([end for end, _ in ends], LABEL_GAP), strict=True):
-            place = (1.015, height / 1.02)
-            axes.annotate(row, place, xycoords="axes fraction", color=colours[row], va="center", fontsize=8)
-        axes.set_xscale("symlog", base=2, linthresh=4)
-        seen = sorted({lag for line in lines.values() for lag, _ in line})
-        axes.set_xticks(seen, [str(lag) for lag in seen])
-        axes.set(xlabel="forced policy lag, versions", ylim=(0, 1.02))
+            place = (1.015, height / TOP)
+            label = f"{row} (ours)" if row in OWN else row
+            axes.annotate(label, place, xycoords="axes fraction", color=colours[row], va="center", fontsize=9)
+        axes.set_xticks(range(len(lags)), [str(lag) for lag in lags])
+        axes.set(xlabel="forced policy lag, versions", ylim=(0, TOP))
         grey = len(ranked) - len(ends)
-        axes.set_title(f"{task}; in grey: {grey} more" if grey else task, fontsize=9, loc="left")
+        axes.set_title(f"{task}; in grey: {grey} more" if grey else task, fontsize=10, loc="left")
         axes.grid(axis="y", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("reward, mean over seeds")
@@ -482,15 +572,15 @@ def write(found: Sequence[Found], args: argparse.Namespace) -> None:
     # A recipe that has changed since is another row.
     results = Results(f for f in found if f.settings == settings_of(f.cell))
     pairs = agreement.known(args.agreement) or published(args.json).pairs
-    largest = max(FIRST_LAGS)
     tables = {
         "separation": f"{separation(results)}\n\n{noise(results)[0]}",
         "equal-rates": equal_table(results),
         "rewards": of_all_tasks(lambda task: reward_table(results, task)),
         "rates": of_all_tasks(lambda task: rate_table(results, task)),
         "large-lags": of_all_tasks(lambda task: long_table(results, task)),
-        "batches": of_all_tasks(lambda task: number_table(results, task, largest, LEAST_STEPS)),
+        "batches": of_all_tasks(lambda task: number_table(results, task)),
         "along": "\n\n".join(f"**{task}**\n\n{along_table(results, task)}" for task in WHY_TASKS),
+        "own": own_table(results),
         "agreement": agreement.table(pairs),
     }
     kept = [msgspec.to_builtins(msgspec.structs.replace(f, curve=[]), str_keys=True) for f in results.found]

@@ -180,6 +180,25 @@ def test_a_cell_that_was_not_looked_at_along_its_run_is_run_again_for_that_alone
     assert missing(lambda _: iter([one]), [lost], {one: "s"}, along=True) is None
 
 
+def test_a_longer_run_stands_for_the_shorter_one_with_which_it_began(monkeypatch):
+    long = done(Cell("corridor", "grpo", 0, 0, 1.0, 256), 0.5, scores={128: 0.25})
+    short = replace(long.cell, steps=128)
+    assert tables.Results([long]).scores("corridor", "grpo", 0, 128, [0]) == [0.25]
+    assert tables.Results([long, done(short, 0.3)]).scores("corridor", "grpo", 0, 128, [0]) == [0.3]
+    monkeypatch.setattr(program, "settings_of", lambda cell: "s")
+    assert missing(lambda _: iter([short]), [long], {short: "s"}) is None
+    monkeypatch.setattr(program, "settings_of", lambda cell: "other")
+    assert missing(lambda _: iter([short]), [long], {short: "s"}) == short
+
+
+def test_our_rules_stand_beside_the_best_published_row_that_has_all_their_seeds():
+    ours = [done(Cell("corridor", "own-faded", 64, seed, 1.0, 256), 0.6) for seed in (0, 1)]
+    few = [done(Cell("corridor", "mdpo", 64, 0, 1.0, 256), 1.0)]
+    both = [done(Cell("corridor", "dppo", 64, seed, 1.0, 256), 0.5 + 0.2 * seed) for seed in (0, 1)]
+    lines = tables.own_table(tables.Results([*ours, *few, *both])).splitlines()
+    assert lines[2:] == ["| corridor | 64 | 1 | own-faded | 0.60, 0.60 | - | dppo: 0.50, 0.70 | 1 of 2 |"]
+
+
 def test_what_rows_do_while_they_learn_is_the_mean_of_the_first_half_and_unknown_cosines_are_no_zeros():
     course = [
         {"step": 13, "ess": 1.0, "cosine": 0.5},
