@@ -109,6 +109,7 @@ class Maker:
         correct=None,
         env=None,
         extra=None,
+        back=1,
     ):
         """Send the segment of one trajectory: a prompt of four tokens, an answer, an observation, an answer."""
         n, m = len(versions), 2
@@ -119,7 +120,7 @@ class Maker:
         turns = [
             Turn(0, 0, 4, False),
             Turn(1, 4, 4 + n, True),
-            Turn(2, 4 + n, 5 + n, False),
+            Turn(2, 4 + n, 5 + n, False, back),
             Turn(3, 5 + n, 5 + n + m, True),
         ]
         segment = Segment(

@@ -1,11 +1,14 @@
 """Test the pages of `offbeat view` in a headless Chromium: every page, filters, keys, sizes, themes, hostile texts."""
 
 import asyncio
+import csv
 import fcntl
 import json
+import re
 import shutil
 import threading
 from contextlib import contextmanager
+from xml.etree import ElementTree
 
 import pytest
 
@@ -74,7 +77,7 @@ def runs(tmp_path_factory):
     first = deleted / "journal" / "journal-00000001.log"
     first.rename(first.with_suffix(".released"))
     living = Maker(place / "living")
-    living.group(2, rewards=[0.0, 1.0])
+    living.group(2, rewards=[0.0, 1.0], back=0)
     living.train()
     with open(living.folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -364,6 +367,128 @@ def test_the_inspector_says_where_the_gradient_of_a_token_was_cut(page):
     assert "entropy —" in said
     # Observations have no shade.
     assert page.run("document.querySelector('.tokens .t[data-i=\"7\"]').className") == "t o"
+
+
+def test_a_branch_has_a_tab_of_its_own_and_a_place_in_the_tree(page):
+    page.open("/trajectory?run=living&id=1g0.0.0")
+    turns = "[...document.querySelectorAll('section.turn b')].map((b) => b.innerText)"
+    assert page.run(turns) == ["turn 0: prompt", "turn 1: sampled"]
+    page.settled(
+        "[...document.querySelectorAll('.tabs button')].find((b) => b.innerText.startsWith('branch 2')).click()"
+    )
+    assert "branch=1" in page.run("location.hash")
+    assert page.run(turns) == ["turn 2: observation", "turn 3: sampled"]
+    assert "└ turn 2, observation" in page.text()
+
+
+def test_rewards_stand_beside_the_turns_that_earned_them(page):
+    page.open("/trajectory?run=killed&id=1g4.1.0")
+    turns = page.run("[...document.querySelectorAll('section.turn .facts')].map((f) => f.innerText)")
+    assert ["rewards: score 0.5" in turn for turn in turns] == [False, True, False, True]
+    texts = page.run(
+        "[...document.querySelectorAll('[aria-label=siblings] pre')].map((one) => one.innerText)"
+    )
+    assert len(texts) == 2
+
+
+def test_tokens_are_read_without_a_mouse(page):
+    page.open("/trajectory?run=killed&id=1g5.0.0&tab=shaded&shade=version")
+    page.run("document.querySelector('.tokens .t[tabindex=\"0\"]').focus()")
+    said = [page.run("document.getElementById('token').innerText")]
+    for _ in range(4):
+        page.press("ArrowRight")
+        said.append(page.run("document.getElementById('token').innerText"))
+    assert [text.split()[1] for text in said] == ["0", "1", "2", "3", "4"]
+    assert "version 0" in said[-1]
+
+
+def test_all_that_can_be_clicked_can_be_reached_by_keys(page):
+    clickable = "a, button, input, select, .plot[title]"
+    for name in PAGES:
+        page.open(f"/{name}?run=demo")
+        lost = page.run(
+            f"[...document.querySelectorAll('{clickable}')].filter((one) => one.tabIndex < 0).map((o) => o.outerHTML)"
+        )
+        assert lost == [], name
+        unnamed = page.run(
+            "[...document.querySelectorAll('main button, main a, main select, main input')].filter((one) =>"
+            " !(one.textContent || one.ariaLabel || one.labels?.length))"
+            ".map((one) => one.outerHTML)"
+        )
+        assert unnamed == [], name
+
+
+def test_figures_save_as_svg_and_their_numbers_as_csv(page):
+    page.call("Page.setDownloadBehavior", behavior="deny")
+    for name in ("overview", "timeline", "ledger", "table", "staleness", "differences"):
+        page.open(f"/{name}?run=demo")
+        page.wait("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('canvas'))")
+        found = page.run(
+            """(async () => {
+              const make = URL.createObjectURL, saved = [];
+              URL.createObjectURL = (blob) => { saved.push(blob); return make.call(URL, blob); };
+              for (const button of document.querySelectorAll('button.small')) {
+                if (['SVG', 'CSV'].includes(button.innerText)) button.click();
+              }
+              await new Promise((done) => setTimeout(done, 200));
+              URL.createObjectURL = make;
+              return Promise.all(saved.map(async (blob) => [blob.type, await blob.text()]));
+            })()"""
+        )
+        figures = [text for kind, text in found if kind == "image/svg+xml"]
+        sheets = [text for kind, text in found if kind == "text/csv"]
+        assert figures or name == "table", name
+        assert sheets, name
+        for text in figures:
+            # It stands alone: no colour of the theme is looked up elsewhere.
+            assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+            assert "var(--" not in text, name
+        for text in sheets:
+            rows = list(csv.reader(text.splitlines()))
+            assert len({len(row) for row in rows}) == 1, name
+            assert len(rows) > 1, name
+
+
+def test_a_step_of_the_timeline_opens_its_batch(page):
+    page.open("/timeline?run=demo")
+    page.settled(click("document.querySelector('svg a[aria-label^=\"step 2:\"]')"))
+    assert (
+        page.run("document.getElementById('batch').innerText") == "The batch of step 2: what did it wait for?"
+    )
+    bars = "[...document.querySelectorAll('#batch ~ figure svg a text')].map((text) => text.textContent)"
+    assert len(page.run(bars)) > 4
+    page.settled(click("document.querySelector('#batch ~ figure svg a')"))
+    assert page.run("location.hash").startswith("#/trajectory")
+
+
+def test_answers_to_a_task_stand_in_the_order_of_the_steps(page):
+    page.open("/table?run=killed&task=0&sort=step")
+    assert first_rows(page) == ["1eval-before 0-0.0", "1eval-after 4-0.0"]
+
+
+def test_curves_are_smoothed_and_stand_over_wall_time(page):
+    reading = "[...document.querySelectorAll('figure .keys-of')][1].innerText"
+    page.open("/overview?run=demo")
+    whole = page.run(reading)
+    page.settled(fill("smooth", "5", "change"))
+    assert page.run(reading) != whole
+    page.settled(fill("x", "time", "change"))
+    assert "x=time" in page.run("location.hash")
+    assert re.match(r"\d\d:\d\d:\d\d", page.run(reading))
+
+
+def test_staleness_is_counted(page):
+    page.open("/staleness?run=demo")
+    assert re.match(
+        r"0 tokens beyond the bound of 1 carried gradient, counted over [\d,]+ tokens",
+        page.run("document.getElementById('verdict').innerText"),
+    )
+    assert (
+        page.run(
+            "[...document.querySelectorAll('svg text')].filter((t) => t.textContent === 'bound 1').length"
+        )
+        > 1
+    )
 
 
 def test_a_trajectory_that_was_masked_whole_says_so(page):

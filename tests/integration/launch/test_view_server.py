@@ -11,6 +11,7 @@ from yarl import URL
 
 from launch.errors import ConfigError
 from launch.view.questions import ANSWERS, Questions
+from launch.view.recorded import DEMO
 from launch.view.server import ASSETS, view_server
 from protocol.security import key_files
 from protocol.security.http import access, read_tokens
@@ -197,6 +198,12 @@ def test_another_address_needs_tls_and_the_runs_token(folder, tmp_path):
             assert answer.status == 200
 
     served(folder, visit, keys=keys)
+
+
+def test_what_the_package_brings_along_is_small_and_has_its_licence():
+    assert DEMO.stat().st_size < 500_000
+    assert "(v1.6.32)" in (ASSETS / "uplot.js").read_text(encoding="utf-8")[:100]
+    assert (ASSETS / "uplot-licence.txt").read_text(encoding="utf-8").startswith("The MIT License")
 
 
 def test_all_assets_are_small_and_hold_no_inline_script_or_foreign_address():
