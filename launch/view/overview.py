@@ -132,7 +132,10 @@ def learning(files: RunFiles) -> str:
             f"(± {newest['error']:.2g}): {verdict(begun, newest)}"
         )
     if not parts:
-        return "Too early to say whether it learns."
+        return (
+            f"Too early to say whether it learns: of {2 * RECENT} steps with a reward there are {len(rewards)}, and of "
+            f"two evaluations {len(scored)}."
+        )
     text = ", and ".join(parts)
     return text[0].upper() + text[1:] + "."
 
