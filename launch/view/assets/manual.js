@@ -35,7 +35,7 @@ function blocks(lines, given, page) {
       flush();
     } else {
       if (/^\s*([-*]|\d+\.) /.test(line)) flush();
-      text.push(line);
+      text.push(line.replace(/^\s*[-*] /, "• "));
     }
   }
   flush();
@@ -60,7 +60,7 @@ function words(text, given, page) {
     made.push(text.slice(at, found.index));
     const [whole, code, bold, title, target] = found;
     if (code) made.push(h("code", {}, code));
-    else if (bold) made.push(h("b", {}, bold));
+    else if (bold) made.push(h("b", {}, words(bold, given, page)));
     else made.push(linked(title.replaceAll("`", ""), target, given, page));
     at = found.index + whole.length;
   }

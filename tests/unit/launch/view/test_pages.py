@@ -378,3 +378,27 @@ def test_the_viewer_changes_no_byte(folder, questions):
     assert {
         path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()
     } == before
+
+
+@pytest.mark.parametrize("kept", [1, 30, 200])
+def test_a_journal_whose_broker_was_killed_in_a_record_is_shown_to_its_last_whole_one(tmp_path, kept):
+    maker = Maker(tmp_path / "run")
+    maker.group(2, rewards=[0.0, 1.0])
+    maker.train()
+    whole = Questions([maker.folder]).ask("ledger", {})
+    maker.group(1)
+    maker.journal.flush()
+    journal = maker.folder / "journal" / "journal-00000001.log"
+    size = journal.stat().st_size
+    questions = Questions([maker.folder])
+    assert questions.ask("table", {})["total"] == 3
+    maker.close()
+    # Less than the last segment is cut, so that a part of it stands at the end of the file.
+    with journal.open("r+b") as file:
+        file.truncate(size - kept)
+    questions = Questions([maker.folder])
+    page = questions.ask("ledger", {})
+    assert page["sum"]["difference"] == 0
+    assert page["sum"]["outcomes"] == whole["sum"]["outcomes"]
+    assert page["progress"]["damage"] == []
+    assert questions.ask("table", {})["total"] == 2
