@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks import lag_price
 from benchmarks.async_vs_sync import (
     ARMS,
     Run,
@@ -76,6 +77,29 @@ def test_runs_are_compared_seed_by_seed():
     runs = [run("sync", seconds=10.0, seed=s) for s in (0, 1, 2)] + [run("async", seconds=5.0, seed=2)]
     assert [(a.seed, b.mode) for a, b in pairs(runs, "uniform")] == [(2, "async")]
     assert "| uniform | 1 | 2.00 |" in tables(runs, ["uniform", "heavy"])
+
+
+def test_a_bound_is_compared_with_lockstep_of_its_own_seed_and_needed_work_with_the_default():
+    runs = [
+        run("0", seconds=10.0),
+        replace(run("4", seconds=5.0), lag_mean=3.0),
+        replace(run("needed", seconds=4.0), lag_mean=1.5),
+        replace(run("needed", seconds=4.0, seed=1), lag_mean=9.0),
+    ]
+    lines = lag_price.table(runs).splitlines()
+    assert lines[2].startswith("| uniform | 0 | 0.00, 0 | 50% | 25% | 1.00 | 100 | - | - |")
+    assert lines[3].startswith("| uniform | 4 | 3.00, 0 | 50% | 25% | 0.50 | 200 | 2.00 | 2.00 |")
+    assert "| 2.50 | 2.50 |" in lines[4], "the other seed has no lockstep"
+    assert [ratio for _, _, ratio in lag_price.headlines(runs)] == ["0.50"]
+
+
+def test_arms_of_lag_differ_in_what_may_be_under_way():
+    def settings(arm):
+        learner = configured("heavy", "async", 0, "model", lag_price.overrides(arm, 1.0)).learner
+        return learner.max_policy_lag, learner.under_way
+
+    found = [settings(arm) for arm in lag_price.ARMS]
+    assert found == [(4, "bound"), (1, "bound"), (2, "bound"), (4, "bound"), (4, "needed")]
 
 
 def test_runs_are_read_as_they_were_written():
