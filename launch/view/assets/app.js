@@ -100,6 +100,10 @@ async function freshen() {
     progress();
   } catch (error) {
     if (!runs.length) main.replaceChildren(h("p", { class: "error", role: "alert" }, error.message));
+    // What stands on the page is old from now on.
+    const box = document.getElementById("progress");
+    box.hidden = false;
+    box.replaceChildren(document.createTextNode(`${new Date().toLocaleTimeString("sv")}: ${error.message}`));
     return false;
   }
   return true;

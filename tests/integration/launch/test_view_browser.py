@@ -548,6 +548,17 @@ def test_two_runs_side_by_side(page):
     assert page.run("document.querySelectorAll('.plot').length") > 0
 
 
+def test_a_page_whose_viewer_has_ended_says_that_it_is_old(browser, runs):
+    browser.go("about:blank")
+    with serving([runs["killed"]]) as url:
+        browser.go(url)
+        browser.wait("document.querySelector('h1') && document.getElementById('main').dataset.ready")
+    browser.wait("document.getElementById('progress').innerText.includes('the viewer does not answer')")
+    assert "The run broke off" in browser.text()
+    browser.go("about:blank")
+    browser.problems.clear()
+
+
 def test_an_error_is_shown_and_the_page_stays(page):
     page.open("/trajectory?run=killed&id=../../etc/passwd")
     assert "the journal has no trajectory '../../etc/passwd'" in page.text()
