@@ -40,7 +40,7 @@ from envs.registry import fingerprint, make_suite
 from launch.conversations import demonstrations, example, opening_of
 from launch.errors import ConfigError, LaunchError
 from launch.run_file.sections import ModelSection, RunConfig, TinyModel, WarmStartSection
-from learner.families.lessons import SolvedTask, lessons
+from learner.families.lessons import EVERY, SolvedTask, lessons
 from learner.settings.families import FamilyConfig
 from learner.settings.learner import LearnerConfig
 from protocol.files import locked_file
@@ -356,6 +356,8 @@ def _tiny_folder(config: RunConfig, tiny: TinyModel) -> Path:
     text = tiny.model_dump_json(exclude={} if tiny.warm_start.lessons else {"warm_start": {"lessons"}})
     if tiny.warm_start.lessons and (family := config.learner.family) is not None:
         text += family.model_dump_json(exclude={"deadline_s"})
+    if tiny.warm_start.lessons and config.learner.algorithm.siblings is not None:
+        text += "siblings"
     text += config.env.model_dump_json(exclude={"content"})
     text += fingerprint(config.env.name, config.env.params)
     length = config.generator.max_model_len
@@ -388,9 +390,15 @@ def make(config: RunConfig, tiny: TinyModel, folder: Path) -> None:
     renderer = Renderer(folder, config.model.template_args)
     examples = [example(renderer, talk) for talk in talks]
     held = max(1, int(VALIDATION_SHARE * len(examples)))
+    behind = examples[held::EVERY] if config.learner.algorithm.siblings and tiny.warm_start.lessons else []
     progress = warm_start(
         folder,
-        [*examples[held:], *(example(renderer, talk, unlearnt) for talk, unlearnt in taught)],
+        [
+            *examples[held:],
+            *(example(renderer, talk, unlearnt) for talk, unlearnt in taught),
+            # As `learner.update.siblings` lays it out: the solution, and behind it the task once more.
+            *((ids + ids, [False] * len(ids) + learnt) for ids, learnt in behind),
+        ],
         validation=examples[:held],
         stop_at=tiny.warm_start.stop_at,
         steps=tiny.warm_start.steps,

@@ -361,6 +361,12 @@ UPDATE = table(
             "tokens",
             "trained tokens that were sampled behind a note and are trained behind the prompt without it",
         ),
+        Gauge(
+            "learner/distilled_share",
+            "share",
+            "share of the trained tokens that learn from the policy behind a solved sibling "
+            "(`learner.algorithm.siblings`)",
+        ),
         Gauge("learner/taught_tokens", "tokens", "trained tokens that a teacher wrote (`learner.taught`)"),
         Gauge("learner/lane_share", "share", "trained tokens that were sampled in a lane"),
         Gauge("learner/lane_temperature", "1", "mean temperature of the lane's answers of the batch"),

@@ -25,7 +25,8 @@ def named_parts(config: LearnerConfig) -> tuple[str, ...]:
     lane = ("learner/lane_share",) if config.lane is not None else ()
     by_teachers = config.taught is not None or isinstance(config.family, TaughtFamily)
     taught = ("learner/taught_tokens",) if by_teachers else ()
-    return replay + lane + taught + (parts_of(config.family) if config.family is not None else ())
+    siblings = ("learner/distilled_share",) if config.algorithm.siblings is not None else ()
+    return replay + lane + taught + siblings + (parts_of(config.family) if config.family is not None else ())
 
 
 @dataclass

@@ -221,7 +221,8 @@ def frozen_policies(algorithm: AlgorithmConfig) -> int:
         >>> frozen_policies(AlgorithmConfig()), frozen_policies(AlgorithmConfig(kl=KlConvex()))
         (0, 2)
     """
-    taught = algorithm.distillation is not None and not algorithm.distillation.remote
+    taught = int(algorithm.distillation is not None and not algorithm.distillation.remote)
+    taught += algorithm.siblings is not None
     if isinstance(algorithm.kl, KlConvex):
         return 2 + taught
     compared = algorithm.kl is not None and algorithm.kl.to == "reference"

@@ -68,7 +68,8 @@ class WarmStartSection(Section):
     """Number of training tasks whose solutions are used."""
     lessons: bool = False
     """Show also how the tasks of `learner.family` are answered: what a judgement or a reflection looks like, and a
-    solution behind a note or behind a mistake. A tiny model has never read a note."""
+    solution behind a note or behind a mistake. A tiny model has never read a note. With `learner.algorithm.siblings`: a
+    task behind its solution."""
 
 
 class TinyModel(Section):

@@ -70,6 +70,27 @@ def distillation_advantage(logp_teacher: Tensor, logp_proximal: Tensor, *, limit
     return (logp_teacher - logp_proximal).detach().clamp(-limit, limit)
 
 
+def sibling_weights(entropy: Tensor, *, beta: float) -> Tensor:
+    r"""Return how much each token of a failure learns from the policy that has read a solved sibling, [N].
+
+    .. math:: w_t = \frac{e^{-\beta H_t}}{\operatorname{mean}_s e^{-\beta H_s}}
+
+    SRPO, arXiv:2604.02288, with the entropy of that policy: where it is sure, it is believed. The mean weight is 1.
+
+    Args:
+        entropy: of the policy that has read the sibling, in nats, over all tokens of the batch that learn so.
+        beta: 0 makes all weights 1.
+
+    Example:
+        >>> import torch
+        >>> sibling_weights(torch.tensor([0.1, 1.0, 2.0]), beta=1.0)
+        tensor([1.9278, 0.7838, 0.2883])
+    """
+    # The shift cancels, and keeps the largest from vanishing.
+    weights = (-beta * (entropy - entropy.min())).exp()
+    return (weights / weights.mean()).detach()
+
+
 def kl_k2(logp_a: Tensor, logp_b: Tensor) -> Tensor:
     r"""Return d²/2: biased, low variance, never negative. Shape [N].
 

@@ -17,6 +17,7 @@ from learner.settings.advantages import (
 from learner.settings.corrections import CorrectionConfig, TruncatedCorrection
 from learner.settings.distillation import Distillation
 from learner.settings.origins import OriginLoss, unreachable
+from learner.settings.siblings import SiblingDistillation
 from learner.settings.surrogates import (
     ITSELF,
     BalancedSurrogate,
@@ -274,6 +275,8 @@ class AlgorithmConfig(Section):
     """Penalty on the KL divergence from other policies."""
     distillation: Distillation | None = None
     """Teacher whose log-probabilities are advantages. Absent: none."""
+    siblings: SiblingDistillation | None = None
+    """Failures with a solved answer in their group learn from the policy that has read it. Absent: as all others."""
     aggregation: AggregationConfig = "token_mean"
     """How token losses become one number. "token_mean": all tokens of the mini-batch have equal weight;
     "sequence_mean": all trajectories have equal weight; or the table of kind "fixed"."""
@@ -399,6 +402,22 @@ class AlgorithmConfig(Section):
                     f'{objective.name}.surrogate.kind is "{objective.surrogate.kind}", which reads more of the rewards '
                     f"than advantages of tokens, so {field}.distillation would not reach it; use another surrogate"
                 )
+            if self.siblings is not None and objective.surrogate.kind in UNTAUGHT:
+                yield (
+                    f'{objective.name}.surrogate.kind is "{objective.surrogate.kind}", which reads more of the rewards '
+                    f"than advantages of tokens, so {field}.siblings would not reach it; use another surrogate"
+                )
+        if self.siblings is not None:
+            beside = {
+                "distillation": self.distillation is not None,
+                "critic": self.critic is not None,
+                "optimal_baseline": self.optimal_baseline,
+                "entropy_clip": self.entropy_clip is not None,
+                "covariance": self.covariance is not None,
+                "advantage_by_entropy": self.advantage_by_entropy > 0,
+                'routes = "behaviour"': self.routes == "behaviour",
+            }
+            yield from not_together(f"{field}.siblings", field, beside)
         if self.lr_by_ess != "none" and self.proximal == "behaviour":
             yield (
                 f'{field}.lr_by_ess is "{self.lr_by_ess}" but {field}.proximal is "behaviour": all weights, and the '

@@ -191,9 +191,15 @@ def has_group_ratio(config: AlgorithmConfig) -> bool:
     return any(correction.level == "group" for correction in config.corrections)
 
 
+AVERAGE = "average"
+"""Name of the frozen average of the policy, which reads a solved sibling before it judges a failure."""
+
+
 def reference_policies(config: AlgorithmConfig) -> tuple[str, ...]:
     """Return the names of the policies that the objective compares with: frozen copies of the model, and a teacher."""
     teacher = ("teacher",) if config.distillation is not None else ()
+    if config.siblings is not None:
+        teacher = (*teacher, AVERAGE)
     if isinstance(config.kl, KlConvex):
         return ("reference", "predecessor", *teacher)
     compared = config.balances_trajectories or (config.kl is not None and config.kl.to == "reference")
@@ -266,6 +272,8 @@ class Scores:
     logp_reference: Tensor | None = None
     logp_predecessor: Tensor | None = None
     logp_teacher: Tensor | None = None
+    logp_average: Tensor | None = None
+    sibling_weight: Tensor | None = None
     group_ratio: Tensor | None = None
     baseline: Tensor | None = None
     balance_excess: Tensor | None = None
@@ -282,6 +290,7 @@ def score_mini_batches(
     first_pass: int,
     ranks: int,
     device: torch.device,
+    taught: Callable[[Sequence[MicroBatch]], dict[str, list[Tensor]]] = lambda _: {},
 ) -> list[list[Scores]]:
     """Score every micro-batch of every mini-batch. This is a collective call.
 
@@ -291,13 +300,15 @@ def score_mini_batches(
     Args:
         mini_batches: micro-batches of this rank for each mini-batch of all passes, in order.
         first_pass: number of mini-batches of the first pass, which together have each seen token once.
+        taught: returns further rows of micro-batches, from the average of the policy.
     """
     if not mini_batches:
         return []
     first = [micro_batch for part in mini_batches[:first_pass] for micro_batch in part]
     every = [micro_batch for part in mini_batches for micro_batch in part]
     again = len(mini_batches) > first_pass
-    rows = {f"logp_{name}": policy.score(batch, first) for name, policy in frozen.items()}
+    rows = {f"logp_{name}": policy.score(batch, first) for name, policy in frozen.items() if name != AVERAGE}
+    rows |= taught(first)
     compared: dict[str, list[Tensor]] = {}
     if needs_scores(algorithm, len(mini_batches)):
         outputs = [forward(micro_batch) for micro_batch in first]
@@ -496,6 +507,8 @@ def chosen_tokens(
         logp_reference=chosen(scored.logp_reference),
         logp_predecessor=chosen(scored.logp_predecessor),
         logp_teacher=chosen(scored.logp_teacher),
+        logp_average=chosen(scored.logp_average),
+        sibling_weight=chosen(scored.sibling_weight),
         group_ratio=chosen(scored.group_ratio),
         baseline=chosen(scored.baseline),
         balance_excess=chosen(scored.balance_excess),

@@ -111,12 +111,14 @@ def make_batch(
     imitate_from: float | None = None,
     with_routes: bool = True,
     by_origin: Sequence[OriginLoss] = (),
+    siblings: NDArray[np.int64] | None = None,
 ) -> Batch:
     """Lay trajectories out and decide which tokens carry gradient.
 
     The columns are ``fresh`` (0 or 1), ``logp_behaviour``, ``lag`` (versions), ``turn`` (index),
     ``advantage``, ``median_advantage``, ``value_mask``, ``value_target`` and ``imitation_mask``; ``lane``
-    and ``foreign`` (0 or 1) if a trajectory is in one, or taught; ``loss_number`` if losses differ by origin.
+    and ``foreign`` (0 or 1) if a trajectory is in one, or taught; ``loss_number`` if losses differ by origin;
+    ``sibling`` with ``siblings``.
 
     Args:
         max_policy_lag: bound for trajectories that are trained for the first time.
@@ -125,6 +127,7 @@ def make_batch(
             smallest return of a good one where the environment does not tell; None: only given ones are imitated.
         with_routes: whether the batch has the experts of its tokens.
         by_origin: losses of tokens by who wrote them.
+        siblings: for each trajectory the place of the one that its teacher reads, or -1; see `learner.update.siblings`.
 
     Raises:
         StaleTokens: a token is from a version that does not exist yet, or a fault in the mask lets a token
@@ -158,6 +161,8 @@ def make_batch(
         columns["lane"] = np.repeat([t.lane for t in trajectories], lengths)
     if "taught" in origins:
         columns["foreign"] = _written(trajectories, "taught")
+    if siblings is not None:
+        columns["sibling"] = np.repeat(siblings, lengths)
     if by_origin:
         columns["loss_number"] = np.repeat([loss_number(by_origin, t) for t in trajectories], lengths)
     return Batch(

@@ -24,7 +24,7 @@ from learner.settings.advantages import RiskAdvantage
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import RouteLayers, Trajectory
 from learner.update import checkpoint, ranks
-from learner.update.adaptive import first_state, reference_policies
+from learner.update.adaptive import AVERAGE, first_state, reference_policies
 from learner.update.batch import Batch, make_batch
 from learner.update.checkpoint import ShardReader, parts_to_save, restore_parts, shard_file, write_shard
 from learner.update.critic import ValueMemory, everything, load_critic, scatter_estimates
@@ -42,6 +42,7 @@ from learner.update.lora import count_parameters, frozen_digest, save_adapter
 from learner.update.policy import FrozenPolicy, PolicyModule, load_policy, save_pretrained
 from learner.update.report import UpdateOutcome, UpdateReport, make_report, mean_length, token_operations
 from learner.update.routed_experts import ForcedRoutes
+from learner.update.siblings import AveragePolicy, solved_siblings
 from learner.update.teacher import RemoteTeacher, check_tokens
 from learner.update.updater import Updater
 from learner.weight_copy import CopyStream, OutgoingWeights, register, rounded_shapes
@@ -174,7 +175,7 @@ class TrainingEngine:
             frozen={
                 name: self._load_teacher(model)
                 if name == "teacher"
-                else FrozenPolicy(
+                else (AveragePolicy if name == AVERAGE else FrozenPolicy)(
                     load_policy(model, dtype=dtype, lora=config.lora),
                     device,
                     given_routes=algorithm.routes == "behaviour",
@@ -281,6 +282,8 @@ class TrainingEngine:
             with_routes=algorithm.routes == "behaviour",
             by_origin=algorithm.by_origin,
         )
+        if algorithm.siblings is not None:
+            lay_out = partial(lay_out, siblings=solved_siblings(trajectories))
         if algorithm.critic is None:
             # Invariant: what was given stands behind what the policy wrote, and is compared with nothing.
             own = [t for t in trajectories if t.origin != "given"]

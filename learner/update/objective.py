@@ -39,6 +39,7 @@ from learner.settings.corrections import (
 from learner.settings.distillation import Distillation
 from learner.settings.formulas import OwnCorrection, OwnSurrogate
 from learner.settings.origins import OriginLoss
+from learner.settings.siblings import SiblingDistillation
 from learner.settings.surrogates import (
     BalancedSurrogate,
     BoundedSurrogate,
@@ -98,6 +99,10 @@ class Tokens:
     logp_reference: Tensor | None = None
     logp_predecessor: Tensor | None = None
     logp_teacher: Tensor | None = None
+    logp_average: Tensor | None = None
+    """Under the average of the policy that has read a solved sibling; 0 where there is none."""
+    sibling_weight: Tensor | None = None
+    """How much the token learns from that average; 0: it learns from its rewards."""
     entropy_multiplier: Tensor | None = None
     """Factor of the advantage by the token's entropy."""
     kept: Tensor | None = None
@@ -627,6 +632,8 @@ def make_objective(config: AlgorithmConfig) -> Objective:
         if tokens.lane is not None:
             logp_proximal = torch.where(tokens.lane, tokens.logp_behaviour, logp_proximal)
         tokens, distance = taught(config.distillation, tokens, logp_proximal)
+        if config.siblings is not None:
+            tokens = taught_by_siblings(config.siblings, tokens, logp_proximal)
         view = View(tokens, adaptive, logp_current, logp_proximal)
         (correction, truncated), (value, clipped) = loss(view)
         if tokens.kept is not None:
@@ -666,6 +673,15 @@ def taught(config: Distillation | None, tokens: Tokens, logp_proximal: Tensor) -
     signal = distillation_advantage(tokens.logp_teacher, logp_proximal, limit=config.limit)
     advantage = config.coefficient * signal + (tokens.advantage if config.rewards else 0.0)
     return replace(tokens, advantage=advantage), -signal
+
+
+def taught_by_siblings(config: SiblingDistillation, tokens: Tokens, logp_proximal: Tensor) -> Tokens:
+    """Return tokens whose advantage is what the average says, where they have a solved sibling."""
+    assert tokens.logp_average is not None
+    assert tokens.sibling_weight is not None
+    signal = distillation_advantage(tokens.logp_average, logp_proximal, limit=config.limit)
+    advantage = torch.where(tokens.sibling_weight > 0, tokens.sibling_weight * signal, tokens.advantage)
+    return replace(tokens, advantage=advantage)
 
 
 def proximal_logp(config: AlgorithmConfig, tokens: Tokens, logp_current: Tensor) -> Tensor:

@@ -348,8 +348,12 @@ class FrozenPolicy:
     def _score(self, micro_batch: MicroBatch) -> Tensor:
         if self._routes is not None:
             self._routes.force_next_pass(micro_batch, self._device)
-        logp: Tensor = self._module(**micro_batch_inputs(micro_batch, self._device)).logp
-        return logp
+        return self.outputs(micro_batch).logp
+
+    def outputs(self, micro_batch: MicroBatch) -> Outputs:
+        """Return what the policy says of the targets of a micro-batch."""
+        outputs: Outputs = self._module(**micro_batch_inputs(micro_batch, self._device))
+        return outputs
 
     @torch.no_grad()
     def replace(self, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -433,6 +433,8 @@ def make_report(
     if "lane" in columns and seen.any():
         metrics["learner/lane_share"] = float(columns["lane"][seen].mean())
         metrics["learner/lane_temperature"] = float(np.mean([t.temperature for t in trajectories if t.lane]))
+    if "sibling" in columns and seen.any():
+        metrics["learner/distilled_share"] = float((columns["sibling"][seen] >= 0).mean())
     if seen.any():
         metrics["learner/loss"] = float(outcome.tokens["loss"].sum(dtype=np.float64)) / outcome.mini_batches
         metrics |= _lag_metrics(lags)

@@ -18,6 +18,7 @@ from learner.settings.algorithm import AlgorithmConfig
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import RouteLayers
 from learner.update.adaptive import (
+    AVERAGE,
     AdaptiveState,
     Scores,
     adaptive,
@@ -40,6 +41,7 @@ from learner.update.critic import critic_inputs, critic_loss, estimate_tokens
 from learner.update.micro_batches import (
     ON_CPU,
     ON_GPU,
+    CutRule,
     MicroBatch,
     MiniBatch,
     make_micro_batches,
@@ -50,6 +52,7 @@ from learner.update.policy import FrozenPolicy, Outputs, micro_batch_inputs
 from learner.update.ranks import accumulation, finish_step, sum_over_ranks, trained_weights
 from learner.update.report import TokenRecorder, UpdateOutcome
 from learner.update.routed_experts import ForcedRoutes
+from learner.update.siblings import AveragePolicy
 from learner.update.teacher import RemoteTeacher
 from learner.weight_copy import CopyStream
 
@@ -147,6 +150,9 @@ class Updater:
         outcome.state = self.state
         if predecessor and outcome.applied:
             self._copy("predecessor").replace(predecessor)
+        siblings, average = algorithm.siblings, self.frozen.get(AVERAGE)
+        if siblings is not None and isinstance(average, AveragePolicy) and outcome.applied:
+            average.approach(trained_weights(self.engine), siblings.average)
         return outcome
 
     def _renew_reference(self, step: int) -> None:
@@ -196,6 +202,7 @@ class Updater:
             first_pass=sum(m.pass_index == 0 for m in mini_batches),
             ranks=self.ranks,
             device=self.device,
+            taught=partial(self._taught_by_siblings, batch),
         )
         if routes is not None:
             # In a further pass, another rank may have the trajectory.
@@ -203,6 +210,20 @@ class Updater:
             over_ranks = partial(sum_over_ranks, ranks=self.ranks) if shared else None
             routes.end_recording(over_ranks, rank=self.rank, ranks=self.ranks)
         return scores
+
+    def _taught_by_siblings(
+        self, batch: Batch, micro_batches: Sequence[MicroBatch]
+    ) -> dict[str, list[Tensor]]:
+        config, average = self.config.algorithm.siblings, self.frozen.get(AVERAGE)
+        if config is None:
+            return {}
+        assert isinstance(average, AveragePolicy)
+        budget, rule = self.config.micro_batch_tokens, self._cut_rule
+        return average.teach(batch, micro_batches, config, budget=budget, rule=rule)
+
+    @property
+    def _cut_rule(self) -> CutRule:
+        return ON_CPU if self.device.type == "cpu" else ON_GPU
 
     def estimate(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """Return values and log-probabilities of the batch's seen tokens: see `estimates.estimate_tokens`."""
@@ -259,7 +280,7 @@ class Updater:
             members,
             aggregation=self.config.algorithm.aggregation,
             budget=self.config.micro_batch_tokens,
-            rule=ON_CPU if self.device.type == "cpu" else ON_GPU,
+            rule=self._cut_rule,
             rank=self.rank,
             ranks=self.ranks,
             width=self.sharing,
