@@ -89,6 +89,8 @@ class AnnotatedTrajectory(Struct, frozen=True, array_like=True):
     """Tokens [start, end) of the trajectory that the rows belong to, in order."""
     replayed: bool = False
     """True if it came from the replay table."""
+    origin: str = "own"
+    """How it came into the batch, see `learner.trajectory.Origin`; "own" in files of an earlier version, too."""
 
     @property
     def places(self) -> NDArray[np.int64]:

@@ -23,7 +23,8 @@ from learner.annotation_files import (
     Floats,
     row_type,
 )
-from learner.trajectory import FOREIGN, Trajectory
+from learner.given import GIVEN
+from learner.trajectory import Trajectory
 from learner.update.token_numbers import TokenNumbers
 
 log = logging.getLogger(__name__)
@@ -41,15 +42,15 @@ def rows_of(
     batch, starts = numbers.batch, numbers.batch.starts
     shown = np.concatenate([t.action_mask for t in trajectories])
     for t, start in zip(trajectories, starts.tolist(), strict=False):
-        # What somebody else wrote has no version and no behaviour policy, and neither it nor what stands behind another
-        # prompt than it was sampled from has its place in the journal.
-        hidden = len(t) if t.origin in (*FOREIGN, "guided") else t.window_start
+        # What was given in a file has no place in the journal; what a live teacher wrote has one.
+        hidden = len(t) if t.env == GIVEN else t.window_start
         shown[start : start + hidden] = False
     place = np.flatnonzero(shown)
     rows = np.zeros(len(place), row_type(floats))
     rows["bits"] = _bits(trajectories, numbers)[place]
     versions = np.concatenate([t.policy_version for t in trajectories])[place]
-    rows["lag"] = np.clip(batch.version - versions, 0, MAX_LAG)
+    # What another policy wrote has no version, so nothing is known of its lag.
+    rows["lag"] = np.where(versions < 0, 0, np.clip(batch.version - versions, 0, MAX_LAG))
     # Those of the tokens that carried gradient and are shown.
     known = shown[numbers.place]
     own = np.searchsorted(place, numbers.place[known])
@@ -59,6 +60,8 @@ def rows_of(
         # A half float ends at 65,504. A ratio above that is shown as infinite, which it is to any reader.
         for name, column in zip(NUMBERS, values, strict=True):
             rows[name] = column
+    # The loss took the current policy for the unknown one, so that its ratio of 1 is none that was measured.
+    rows["ratio"][versions < 0] = np.nan
     return rows, _places(trajectories, shown, starts)
 
 
@@ -110,10 +113,12 @@ def _places(
     for at, start, end in zip(
         owner.tolist(), (begins - inside).tolist(), (ends - inside).tolist(), strict=True
     ):
-        spans[at].append((start, end))
+        # The places are those of the journal: what is trained behind another prompt was sampled further on, or before.
+        moved = trajectories[at].moved
+        spans[at].append((start - moved, end - moved))
         rows[at] += end - start
     return [
-        AnnotatedTrajectory(t.trajectory_id, rows[i], t.window_start, spans[i], t.replayed)
+        AnnotatedTrajectory(t.trajectory_id, rows[i], t.window_start, spans[i], t.replayed, t.origin)
         for i, t in enumerate(trajectories)
     ]
 

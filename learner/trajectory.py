@@ -221,6 +221,9 @@ class Trajectory:
     """What the answer should have been."""
     seconds: float | None = None
     """Seconds that it took in the actor, waits and tools included; None: the actor does not measure them."""
+    moved: int = 0
+    """By how many tokens all behind the first prompt stand further on than where they were sampled, because another
+    prompt took the place of theirs; negative: further to the front."""
     parent: str = ""
     """Trajectory from which the beginning of this one was taken; "" if it began from its prompt."""
 

@@ -57,6 +57,7 @@ COLUMNS: dict[str, str] = {
     "clipped": "bool",
     "truncated": "bool",
     "masked": "string",
+    "origin": "string",
 }
 """Columns and their types in parquet; docs/run/tokens.md says what each means. Null: nobody kept it."""
 REASONS = {
@@ -310,9 +311,8 @@ def _write_trajectory(
             continue
         columns = sampled_columns(facts, position[here], joined, words, first=first)
         count = int(here.sum())
-        table = (
-            columns | learned(rows[here]) | {"step": [record.of.step] * count, "outcome": [TRAINED] * count}
-        )
+        of_record = {"step": record.of.step, "outcome": TRAINED, "origin": record.trajectory.origin}
+        table = columns | learned(rows[here]) | {name: [fact] * count for name, fact in of_record.items()}
         writer.add(table, count)
         rest, trained = np.setdiff1d(rest, position), True
     outcome = TRAINED if trained else outcomes.of(segment.trajectory_id)
@@ -391,13 +391,16 @@ class TrainedTokens:
                 continue
             position = place.places
             arrays = {name: getattr(t, name) for name in ("token_ids", "logp_behaviour", "policy_version")}
-            columns = sampled_columns((t.trajectory_id, t.group_id, t.env), position, arrays, self._words)
+            columns = sampled_columns(
+                (t.trajectory_id, t.group_id, t.env), position, arrays, self._words, first=-t.moved
+            )
             own = rows[at : at + place.rows]
             at += place.rows
-            table = columns | learned(own, weights[start + position])
+            table = columns | learned(own, weights[start + position + t.moved])
             step_and_outcome: dict[str, list[Any]] = {
                 "step": [step] * place.rows,
                 "outcome": [TRAINED] * place.rows,
+                "origin": [t.origin] * place.rows,
             }
             self._writer.add(table | step_and_outcome, place.rows)
 

@@ -65,6 +65,7 @@ class Recipe:
             "tasks again": isinstance(learner.selection, TaskList),
             "replay": learner.replay is not None,
             "reference model": reference,
+            "average policy": algorithm.siblings is not None,
             "teacher": algorithm.distillation is not None or learner.taught is not None,
         }
         return [part for part, needed in parts.items() if needed]

@@ -173,7 +173,9 @@ def why_cut(bits: int) -> str | None:
 
 
 def lag_sums(step: AnnotatedStep, path: Path) -> LagSums:
-    """Return the sums of one step, without what was replayed: that has a bound of its own."""
+    """Return the sums of one step, without what was replayed, which has a bound of its own, and without what another
+    policy wrote or was sampled behind another prompt, whose ratio is none.
+    """
     sums, dtype = LagSums(), row_type(step.floats)
     try:
         with open(path, "rb") as file:
@@ -181,8 +183,9 @@ def lag_sums(step: AnnotatedStep, path: Path) -> LagSums:
             rows = np.frombuffer(file.read(step.rows * dtype.itemsize), dtype)
     except FileNotFoundError:
         return sums
-    replayed = np.repeat([one.replayed for one in step.trajectories], [one.rows for one in step.trajectories])
-    rows = rows[~replayed[: len(rows)].astype(bool)]
+    other = [one.replayed or one.origin != "own" for one in step.trajectories]
+    left_out = np.repeat(other, [one.rows for one in step.trajectories])
+    rows = rows[~left_out[: len(rows)].astype(bool)]
     lag, bits = rows["lag"].astype(np.int64), rows["bits"]
     trained = bits & Bit.TRAINED > 0
     clipped = trained & (bits & Bit.CLIPPED > 0)

@@ -228,6 +228,7 @@ def behind_prompt(t: Trajectory, prompt: NDArray[np.int32]) -> Trajectory:
         routed_experts=t.routed_experts.reshape(len(stays), -1)[stays].reshape(-1) if stays.any() else EMPTY,
         turns=turns if t.turns else [],
         origin="guided",
+        moved=t.moved + moved,
     )
 
 

@@ -22,6 +22,8 @@ from learner.annotation_files import (
     row_type,
 )
 from learner.annotations import AnnotationLog, rows_of
+from learner.families.branching import behind_prompt
+from learner.given import GIVEN
 from learner.trajectory import Counts
 from learner.update.report import ROWS
 from learner.update.token_numbers import TokenNumbers
@@ -79,6 +81,28 @@ def test_each_token_says_whether_and_why_it_was_masked():
     for name in ("logp_current", "entropy", "advantage", "ratio"):
         assert np.isnan(rows[name][~trained]).all(), "missing is not zero"
         assert np.isfinite(rows[name][trained]).all()
+
+
+def test_tokens_stand_where_the_journal_has_them_whoever_wrote_them():
+    """A guided answer was sampled behind a longer prompt, a teacher's has no version, a file's is in no journal."""
+    noted = make_trajectory("noted", prompt=6, actions=3, version=2)
+    guided = behind_prompt(noted, np.array([7, 8], np.int32))
+    taught = make_trajectory("taught", prompt=2, actions=2, origin="taught", version=-1)
+    given = make_trajectory("given-0.0", prompt=2, actions=4, origin="given", env=GIVEN)
+    own = make_trajectory("own", prompt=2, actions=1, version=3)
+    trajectories = [guided, taught, given, own]
+    batch = batch_of(trajectories, current_version=3, max_policy_lag=9)
+    rows, places = rows_of(trajectories, numbers_of(batch), "float32")
+    assert places == [
+        AnnotatedTrajectory("noted", 3, 0, [(6, 9)], origin="guided"),
+        AnnotatedTrajectory("taught", 2, 0, [(2, 4)], origin="taught"),
+        AnnotatedTrajectory("given-0.0", 0, 0, [], origin="given"),
+        AnnotatedTrajectory("own", 1, 0, [(2, 3)]),
+    ]
+    np.testing.assert_array_equal(noted.token_ids[places[0].places], guided.token_ids[guided.action_mask])
+    assert rows["lag"].tolist() == [1, 1, 1, 0, 0, 0]
+    assert np.isnan(rows["ratio"]).tolist() == [False] * 3 + [True] * 2 + [False], "a teacher's ratio is none"
+    assert (rows["bits"] & Bit.TRAINED).all()
 
 
 def test_neighbours_that_are_all_actions_stay_apart():

@@ -32,7 +32,7 @@ def test_all_methods_are_there():
     new = "uncorrected m2po dppo drpo sat vespo trm flash-reinforce sao vcpo gac tba replay-fifo"
     credit = "gdpo dvao g2rpo dgpo loop grpo-tcr flow-grpo eapo epo gigpo hgpo otc prs spo-winrate"
     more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule fapo-judge riskpo dapo-direct rapo spear distillation"
-    known = "ampo aepo-entropy dapo dr-grpo reinforce-plus-plus"
+    known = "ampo srpo aepo-entropy dapo dr-grpo reinforce-plus-plus"
     chosen = "dots vspo deeptravel xrpo"
     assert {*credit.split(), *more.split(), *known.split(), *chosen.split()} == CREDIT
     assert {
@@ -164,6 +164,7 @@ def test_what_methods_need_is_listed():
     assert needs["bapo"] == ["groups"]
     assert needs["distillation"] == ["teacher"]
     assert needs["ampo"] == ["groups", "teacher"]
+    assert needs["srpo"] == ["groups", "average policy"]
     assert needs["gigpo"] == needs["otc"] == needs["subpo"] == ["groups", "marks"]
     assert needs["arpo-gui"] == ["groups", "tasks again", "replay"]
     assert needs["dots"] == ["groups", "tasks again", "replay"]
