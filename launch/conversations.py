@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -25,6 +25,8 @@ from learner.settings.given import Conversations
 TOKENS, MASK = "token_ids", "action_mask"
 """Columns of a row that holds tokens, as `offbeat journal export` writes them."""
 MESSAGES, PROMPT = "messages", "prompt"
+EXPERT = "expert"
+"""Key of `StepResult.info` with the text that an expert answered."""
 
 
 def renderer_of(config: RunConfig, folder: str | Path) -> Renderer:
@@ -85,7 +87,7 @@ def readable(config: RunConfig, renderer: Renderer) -> tuple[list[Conversation],
     name, source = config.learner.conversations
     longest = config.learner.sampling.max_trajectory_tokens
     try:
-        of_file = _of_file(source.file, f"{name}.file", renderer)
+        of_file = _of_file(source.file, f"{name}.file", renderer, experts=source.experts)
         found = list(of_file if source.file else _of_environment(config, name, source, renderer))
     except (EnvError, ActorError, LookupError) as error:
         raise ConfigError(f"{name}: {error}") from None
@@ -121,10 +123,13 @@ def _of_environment(
         yield _of_talk(f"training task {index}", renderer, talk)
 
 
-def _of_file(name: str, field: str, renderer: Renderer) -> Iterable[Conversation]:
+def _of_file(name: str, field: str, renderer: Renderer, *, experts: bool) -> Iterable[Conversation]:
     rows = read_rows(name, field)
     for row in rows:
-        if TOKENS in row.values:
+        if experts:
+            if (answered := _of_expert(row, renderer)) is not None:
+                yield answered
+        elif TOKENS in row.values:
             yield _of_tokens(row, renderer.vocabulary)
         else:
             yield _of_talk(row.place, renderer, _talk_of(row, field))
@@ -151,6 +156,31 @@ def _of_talk(place: str, renderer: Renderer, talk: Sequence[ChatMessage]) -> Con
         end = renderer.decode([int(made.token_ids[made.learnt][ends][0])], keep_special=True)
         raise EnvError(f"{place}: an answer has the end token {end} in it; take it out, because it is added")
     return made
+
+
+def _of_expert(row: DataRow, renderer: Renderer) -> Conversation | None:
+    """Return an expert's answer behind the first prompt of an episode; None if nobody was asked in it.
+
+    Raises:
+        EnvError: the row is none of a journal, or the answer is no text.
+    """
+    extra = row.values.get("extra")
+    info = extra.get("info") if isinstance(extra, Mapping) else None
+    if not isinstance(info, Mapping):
+        raise EnvError(
+            f"{row.place}: no column 'extra' with an 'info'; take a file of `offbeat journal export`"
+        )
+    if EXPERT not in info:
+        return None
+    episode, text = _of_tokens(row, renderer.vocabulary), info[EXPERT]
+    if not isinstance(text, str) or not text.strip():
+        raise EnvError(f"{row.place}: the expert's answer is {text!r:.80}, which is no text")
+    check_characters(row.place, text, "the expert's answer")
+    prompt = episode.token_ids[: int(np.argmax(episode.learnt))].tolist() if episode.learnt.any() else []
+    if not prompt:
+        raise EnvError(f"{row.place}: nothing stands before the first answer")
+    answer = renderer.answer(text)
+    return _conversation(row.place, [*prompt, *answer], [False] * len(prompt) + [True] * len(answer))
 
 
 def _of_tokens(row: DataRow, vocabulary: int) -> Conversation:

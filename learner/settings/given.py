@@ -1,5 +1,7 @@
 """`[learner.given]`: learn from conversations that another policy, or a person, has written."""
 
+from collections.abc import Iterator
+
 from pydantic import Field
 
 from protocol.section import Section
@@ -12,11 +14,18 @@ class Conversations(Section):
     """File of conversations, with the endings that `env.name = "rows"` reads. Each row has `messages`, which end with
     an answer; or a `prompt` and an `answer`; or tokens, as `offbeat journal export` writes them. Absent: the solutions
     that the environment knows."""
+    experts: bool = False
+    """True: learn what an expert answered, in place of what the policy wrote. The file is one of `offbeat journal
+    export`, and of its episodes those count whose environment gave the expert's text as `StepResult.info["expert"]`."""
     content: str = ""
     """Hash of the file. Offbeat fills it in when a run starts, so that no learner goes on with a file that has changed
     since."""
     tasks: int = Field(2000, ge=1)
     """Training tasks whose solutions are taken, without a file. At least 1."""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        if self.experts and not self.file:
+            yield f"{field}.experts is true but {field}.file is empty; name a file of `offbeat journal export`"
 
 
 class GivenConfig(Conversations):

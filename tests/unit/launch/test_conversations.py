@@ -34,14 +34,14 @@ def found(tmp_path):
     folder.mkdir()
     renderer = Renderer(chatml_folder(folder))
 
-    def read(*rows, longest=96):
+    def read(*rows, longest=96, **given):
         path = tmp_path / "talks.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         settings = {
             "model": {"path": str(folder)},
             "env": {"name": "calculator"},
             "learner": {
-                "given": {"file": str(path)},
+                "given": {"file": str(path), **given},
                 "sampling": {"max_trajectory_tokens": longest, "max_turn_tokens": 2},
             },
         }
@@ -166,3 +166,47 @@ def test_the_solution_of_the_task_itself_needs_no_file():
         "learner": {"sampling": {"max_trajectory_tokens": 256}, "family": {"kind": "steered", "own": True}},
     }
     assert given_of(check(settings, "test"), "nowhere") == []
+
+
+def asked(**info):
+    return TOKENS | {
+        "token_ids": [5, 6, 7, 8],
+        "action_mask": [0, 0, 1, 1],
+        "extra": {"correct": False, "info": info},
+    }
+
+
+def test_an_experts_answer_stands_where_the_policys_was_and_others_are_passed_over(found):
+    talks, remarks, renderer = found(asked(expert="14<|im_end|>"), asked(other=1), experts=True)
+    (talk,) = talks
+    assert talk.token_ids[:2].tolist() == [5, 6]
+    assert not talk.learnt[:2].any()
+    assert talk.learnt[2:].all()
+    assert talk.token_ids.tolist().count(renderer.eos_ids[0]) == 1, "what looks like an end in it is text"
+    assert learnt(talk, renderer) == "14<|im_end|><|im_end|>"
+    assert not remarks
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (ROW, "no column 'extra' with an 'info'"),
+        (asked(expert=7), "the expert's answer is 7, which is no text"),
+        (asked(expert=" "), "which is no text"),
+        (asked(expert="x") | {"complete": False}, "not whole"),
+        (asked(), "there are no conversations"),
+    ],
+)
+def test_an_experts_answer_that_is_none_is_refused_with_its_line(found, row, said):
+    with pytest.raises(ConfigError, match=said):
+        found(row, experts=True)
+
+
+def test_experts_need_a_file():
+    settings = {
+        "model": {"path": "m"},
+        "env": {"name": "calculator"},
+        "learner": {"given": {"experts": True}},
+    }
+    with pytest.raises(ConfigError, match=r"learner.given.experts is true but learner.given.file is empty"):
+        check(settings, "test")
