@@ -8,6 +8,7 @@ import pytest
 
 from learner.curriculum import Curriculum
 from learner.errors import BrokerRefused, ModelUnusable
+from learner.given import TaughtMembers
 from learner.intake.intake import Intake
 from learner.intake.session import BrokerSession, messages_of
 from learner.intake.waiting_families import WaitingFamilies, open_decoder, waiting_families
@@ -32,13 +33,22 @@ def intake_with(family, **settings):
 
 
 def member(
-    group, number, reward, *, plain=False, version=0, status="finished", hints=("solution",), error=""
+    group,
+    number,
+    reward,
+    *,
+    plain=False,
+    version=0,
+    status="finished",
+    hints=("solution",),
+    error="",
+    policy="",
 ):
     segment = Segment(
         trajectory_id=f"{group}.{number}.0", task_id=f"{group}.{number}", group_id=group, group_size=2, index=0,
         offset=0, tokens=3, action_tokens=2, status=status, error=error,
         turns=[Turn(0, 0, 1, False), Turn(1, 1, 3, True)],
-        rewards=[Reward("score", 1, reward)], extra={"correct": reward == 1, "hints": list(hints)},
+        rewards=[Reward("score", 1, reward)], extra={"correct": reward == 1, "hints": list(hints)}, policy=policy,
     )  # fmt: skip
     noted = names.stage_of(group) and not plain
     arrays = {
@@ -126,6 +136,56 @@ def test_one_member_is_replaced_and_counted():
     assert (commit.trained, commit.dropped) == (["0g0", "0g0r1"], [])
     assert intake.counts.tokens == {"replaced": 2}
     intake.check()
+
+
+TAUGHT = {"kind": "taught", "teachers": ["big", "other"], "members": 1, "deadline_s": 10.0}
+BY_TEACHER = {"plain": True, "version": -1, "policy": "big"}
+
+
+def test_teachers_are_asked_for_what_nobody_solved_and_their_right_answers_join_the_group():
+    intake = intake_with(TAUGHT)
+    deliver(intake, "0g0", 0.0, 0.0)
+    tasks = [t for t in intake.curriculum.refill(version=0, lockstep=False) if t.policy]
+    assert [(t.task_id, t.policy, t.group_size) for t in tasks] == [
+        ("0g0r1.0", "big", 2),
+        ("0g0r1.1", "other", 2),
+    ]
+    deliver(intake, "0g0r1", 1.0, 0.0, **BY_TEACHER)
+    (unit,) = intake.take_batch(1)
+    assert [(t.origin, t.group_id) for t in unit.trajectories] == [
+        ("own", "0g0"),
+        ("own", "0g0"),
+        ("taught", "0g0"),
+    ]
+    batch = TaughtMembers(1).teach([unit], lambda ts: [-1.0] * len(ts))
+    assert [t.trajectory_id for t in batch] == ["0g0.0.0", "0g0r1.0.0"]
+    commit = intake.commit(epoch=1, step=1, trained=[unit])
+    assert (commit.trained, commit.dropped) == (["0g0", "0g0r1"], [])
+    assert intake.counts.tokens == {"untaught": 2}
+    intake.check()
+
+
+def test_teachers_that_are_wrong_fail_or_stay_away_leave_the_group_as_it_was():
+    intake = intake_with(TAUGHT, filter_uniform_groups=False)
+    deliver(intake, "0g0", 0.0, 1.0)
+    assert [len(unit.trajectories) for unit in intake.ready] == [2], "a solved group asks nobody"
+    for group in ("0g1", "0g2"):
+        deliver(intake, group, 0.0, 0.0)
+    deliver(intake, "0g1r1", 0.0, 0.0, status="failed", error="teacher big: no answer", **BY_TEACHER)
+    intake.close_overdue(now=0.0)
+    intake.close_overdue(now=11.0)
+    assert {unit.unit_id for unit in intake.ready} == {"0g0"}, "groups with equal returns train nothing"
+    assert intake.counts.trajectories["uniform"] == 4
+
+
+def test_tokens_with_a_version_are_no_teachers_and_those_without_one_are_no_policys(caplog):
+    intake = intake_with(TAUGHT)
+    deliver(intake, "0g0", 0.0, 0.0)
+    deliver(intake, "0g0r1", 1.0, 1.0, plain=True, version=3, policy="big")
+    deliver(intake, "0g1", 0.0, 1.0, version=-1)
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("has a policy version" in text for text in said) == 2
+    assert sum("has no policy version" in text for text in said) == 2
 
 
 def test_a_group_that_came_before_the_one_that_asks_for_it_waits():
