@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from types import FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -284,12 +284,28 @@ def use(part: nn.Module, new: dict[str, Any]) -> None:
     forward = type(part).forward
     if "forward" in vars(part) or not isinstance(forward, FunctionType):
         return
-    if not set(forward.__code__.co_names) & set(new):
-        return
-    names = {**forward.__globals__, **new}
-    own = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
-    own.__kwdefaults__ = forward.__kwdefaults__
-    part.forward = MethodType(own, part)
+    if own := calling(forward, new):
+        part.forward = MethodType(own, part)
+
+
+def calling(function: FunctionType, new: dict[str, Any]) -> FunctionType | None:
+    """Return a copy of a function that calls new functions of its module, or None if it calls none of them.
+
+    Decorators that keep the function as ``__wrapped__``, as those of renamed arguments do, are copied around it.
+    """
+    names, closure = function.__globals__, function.__closure__
+    inner = getattr(function, "__wrapped__", None)
+    if isinstance(inner, FunctionType):
+        if (own := calling(inner, new)) is None:
+            return None
+        closure = tuple(CellType(own) if c.cell_contents is inner else c for c in closure or ())
+    elif set(function.__code__.co_names) & set(new):
+        names = {**names, **new}
+    else:
+        return None
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, closure)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 @torch.no_grad()

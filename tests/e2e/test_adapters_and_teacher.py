@@ -1,4 +1,4 @@
-"""Whole runs: adapters are published alone, and a policy is taught by itself after training."""
+"""Whole runs: adapters are published alone, and policies are taught by themselves after training."""
 
 import json
 import shutil
@@ -8,6 +8,7 @@ import pytest
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1_500)]
 
 FEW = ("learner.evaluation_tasks=128",)
+LONG = ("run.max_minutes=25.0",)
 
 
 def test_a_run_publishes_adapters_alone_and_leaves_them_with_a_card(offbeat):
@@ -44,3 +45,25 @@ def test_a_policy_learns_from_itself_after_training_without_rewards(offbeat, tmp
     assert (
         taught.summary["accuracy"]["after"] > trained["before"] + (trained["after"] - trained["before"]) / 2
     )
+
+
+@pytest.mark.timeout(3_600)
+def test_a_pretrained_model_learns_from_itself_after_training_without_rewards(offbeat, tmp_path):
+    """SmolLM2 learns sums by rewards; then SmolLM2 as it was learns them from that model alone."""
+    teacher = offbeat("smollm2", *LONG, "learner.steps=24", "learner.evaluation_every=0", timeout_s=1_700.0)
+    trained = teacher.summary["accuracy"]
+    assert trained["after"] > trained["before"] + 0.3
+    shutil.move(teacher.folder / "model", tmp_path / "teacher")
+    shutil.rmtree(teacher.folder)
+    taught = offbeat(
+        "smollm2", *LONG, "method=distillation", f"learner.algorithm.distillation.teacher={tmp_path / 'teacher'}",
+        "learner.steps=16", "learner.evaluation_every=8", timeout_s=1_700.0,
+    )  # fmt: skip
+    assert taught.summary["steps"] == 16
+    distances = [step["learner/kl_proximal_teacher_nats"] for step in taught.steps]
+    assert sum(distances[-3:]) < 0.7 * sum(distances[:3])
+    reached = taught.summary["accuracy"]
+    assert reached["before"] == pytest.approx(trained["before"], abs=0.1), (
+        "the student began as the teacher did"
+    )
+    assert reached["after"] > reached["before"] + (trained["after"] - trained["before"]) / 2

@@ -1,5 +1,6 @@
 """Fused layers change one model and nothing else, and they compute the same, or the model becomes what it was."""
 
+import functools
 from types import MethodType
 
 import pytest
@@ -46,6 +47,23 @@ def test_only_the_given_model_computes_with_the_kernels():
     assert torch.equal(probe(lm), expected)
     assert library.rotated == lm.config.num_hidden_layers
     assert library.settings == {"cross_entropy": False, "fused_linear_cross_entropy": False, "swiglu": True}
+
+
+def test_a_forward_pass_below_a_decorator_computes_with_the_kernels(monkeypatch):
+    """transformers 5.24 has a decorator over the forward passes of attention, for the old name of an argument."""
+    bare, passed = modeling_qwen3.Qwen3Attention.forward, []
+
+    @functools.wraps(bare)
+    def forward(*arguments, **named):
+        passed.append(named.pop("old_name", None))
+        return bare(*arguments, **named)
+
+    monkeypatch.setattr(modeling_qwen3.Qwen3Attention, "forward", forward)
+    lm, library = tiny_model(tied=True, seed=1), Library()
+    assert fuse(lm, library.apply)
+    library.rotated, passed[:] = 0, []
+    probe(lm)
+    assert library.rotated == len(passed) == lm.config.num_hidden_layers
 
 
 def test_the_gradient_passes_through_the_kernels():
