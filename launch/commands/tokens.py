@@ -339,13 +339,16 @@ def sampled_columns(
     """
     at = position - first
     ids = arrays["token_ids"][at].tolist()
+    versions = arrays["policy_version"][at]
+    # What a teacher wrote has neither a version nor a behaviour probability.
+    logps = np.where(versions < 0, np.float32(np.nan), arrays["logp_behaviour"][at])
     return {
         **{name: [fact] * len(ids) for name, fact in zip(("trajectory", "group", "env"), facts, strict=True)},
         "position": position.tolist(),
         "token": ids,
         "text": [words.word(token) for token in ids],
-        "version": arrays["policy_version"][at].tolist(),
-        "logp_behaviour": _numbers(arrays["logp_behaviour"][at]),
+        "version": [None if version < 0 else version for version in versions.tolist()],
+        "logp_behaviour": _numbers(logps),
     }
 
 

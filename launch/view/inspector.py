@@ -294,13 +294,15 @@ def token_columns(
     """Return one list per fact about tokens; None where a fact is not known."""
     arrays, count = pieces.arrays, len(ids)
     action = arrays["action_mask"][:count] > 0
+    # What a teacher wrote has neither a version nor a behaviour probability.
+    sampled = action & (arrays["policy_version"][:count] >= 0)
     versions = arrays["policy_version"][:count].tolist()
     columns: dict[str, list[Any]] = {
         "id": ids.tolist(),
         "word": [words.word(token) for token in ids.tolist()],
         "action": [bool(x) for x in action],
-        "version": [version if acts else None for version, acts in zip(versions, action, strict=True)],
-        "logp": masked(arrays["logp_behaviour"][:count], action),
+        "version": [version if acts else None for version, acts in zip(versions, sampled, strict=True)],
+        "logp": masked(arrays["logp_behaviour"][:count], sampled),
         "lag": lags(index, row, pieces, action),
     }
     for name, values in (annotations or {}).items():

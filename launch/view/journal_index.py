@@ -560,8 +560,8 @@ class JournalIndex:
 
 
 def _versions(segment: Segment, body: bytes) -> tuple[tuple[int, int], ...]:
-    """Return the policy versions of a segment, each with its action tokens."""
-    if not segment.action_tokens:
+    """Return the policy versions of a segment, each with its action tokens; none if a teacher wrote it."""
+    if not segment.action_tokens or segment.policy:
         return ()
     if segment.version_min == segment.version_max:
         return ((segment.version_min, segment.action_tokens),)

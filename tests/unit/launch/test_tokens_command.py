@@ -151,3 +151,14 @@ def test_steps_that_were_undone_leave_no_outcome():
     assert [outcomes.of(f"1g{n}.0.0") for n in (1, 2, 3)] == ["trained", "waiting", "waiting"]
     outcomes.add_event(Committed(epoch=2, step=2, trained=["1g3"], version=1))
     assert outcomes.of("1g3.0.0") == "trained"
+
+
+def test_what_a_teacher_wrote_has_no_version_no_lag_and_no_probability(run, tmp_path):
+    with begin(run / "journal", small()) as journal:
+        own = {"policy_version": np.full(3, -1, "<i4"), "logp_behaviour": np.zeros(3, "<f4")}
+        parts = segment("1g6r1.0.0", 0, 3, status="finished", policy="big", more=own)
+        journal.append(Kind.SEGMENT, *parts)
+        assert journal.sync(DEADLINE_S)
+    rows = [row for row in exported(run, tmp_path / "tokens.jsonl") if row["trajectory"] == "1g6r1.0.0"]
+    assert [row["position"] for row in rows] == [1, 2]
+    assert {(row["version"], row["lag"], row["logp_behaviour"]) for row in rows} == {(None, None, None)}
