@@ -32,7 +32,8 @@ class CountingEngine(AlwaysAwake):
             reason = (
                 "stop" if number == len(ids) - 1 else "length" if number == request.max_tokens - 1 else ""
             )
-            yield Sampled(np.array([token], "i4"), np.array([-0.25], "f4"), np.zeros(1, "i4"), reason)
+            versions = np.full(1, self.version, "i4")
+            yield Sampled(np.array([token], "i4"), np.array([-0.25], "f4"), versions, reason)
 
     async def abort(self, request_id):
         self._aborted.add(request_id)

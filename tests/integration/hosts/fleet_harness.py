@@ -96,6 +96,8 @@ class Fleet(Hosts):
         }
         line = [sys.executable, "-c", OFFBEAT, *words, *more]
         if inside is not None:
+            # Several hosts may share the namespaces, and their folder.
+            line[-1 - len(more)] = str(folder / ticket)
             line = inside.command(f"exec {shlex.join(line)}")
         with open(folder / "host.log", "ab") as out:
             self.hosts[name] = subprocess.Popen(

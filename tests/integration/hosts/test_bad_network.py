@@ -1,5 +1,6 @@
 """A host behind a firewall, a line that loses packets, and a partition: the run goes on, and its ledger closes."""
 
+import contextlib
 import shutil
 import socket
 import subprocess
@@ -55,10 +56,9 @@ def nft(*words, check=True, text=None):
     subprocess.run(["nft", *words], check=check, capture_output=True, input=text, text=True)
 
 
-@pytest.fixture(scope="module")
-def network(tmp_path_factory):
-    """A switch here with a host behind a firewall. It stays up when the host's port is down, and so does the head."""
-    home = tmp_path_factory.mktemp("network")
+@contextlib.contextmanager
+def switch(home):
+    """Lay a switch here with a host behind a firewall, and yield the host. It stays up when the host's port is down."""
     ip("link", "del", BRIDGE, check=False)
     ip("link", "add", BRIDGE, "type", "bridge")
     ip("addr", "add", f"{HEAD}/24", "dev", BRIDGE)
@@ -67,11 +67,18 @@ def network(tmp_path_factory):
     try:
         host.plug_in(BRIDGE, PORT)
         host.run(f"nft -f - <<'N'\n{WALL}\nN")
-        yield home, host
+        yield host
     finally:
         host.close()
         ip("link", "del", BRIDGE, check=False)
         nft("delete", "table", "netdev", "offbeat_out", check=False)
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    home = tmp_path_factory.mktemp("network")
+    with switch(home) as host:
+        yield home, host
 
 
 class Numbered(Fleet):

@@ -1,0 +1,141 @@
+"""A line that loses large packets: the run goes on, and the status names cause and cure."""
+
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from protocol.session import SHORT_ONLY
+from tests.campaigns.faults.proof import MUST_BE_EMPTY
+from tests.integration.actors.actor_harness import ENV_FILE
+from tests.integration.hosts.hosts_harness import PATIENCE_S
+from tests.integration.hosts.test_bad_network import BACK_S, HEAD, PORT, TABLE, WHY_NOT, Numbered, nft, switch
+from tests.integration.protocol.encrypted_harness import until
+
+NO_ETHTOOL = "" if shutil.which("ethtool") else "ethtool is not installed"
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(bool(WHY_NOT or NO_ETHTOOL), reason=f"no network to harm: {WHY_NOT or NO_ETHTOOL}"),
+]
+HOLE = TABLE.format(name="offbeat_out", device=PORT, rule="meta length gt 1200 drop")
+UNDER_WAY = 12
+
+
+class Course(Numbered):
+    """A run that keeps tasks under way."""
+
+    def __init__(self, folder):
+        super().__init__(folder, HEAD)
+        # Each segment is longer than the hole lets through.
+        long = ENV_FILE.replace('"content": str(self.number)', '"content": "7 " * 40 + str(self.number)', 1)
+        (self.run / "counting.py").write_text(long)
+        self.trained = []
+
+    def is_complete(self, host="far"):
+        found = self.status_of(host)
+        return found and (found["generators"], found["actors"]) == (1, 1)
+
+    def go_on(self, until_true, what):
+        """Train until the condition holds. Return the seconds."""
+        began = time.monotonic()
+        while not (found := until_true()):
+            now = time.monotonic()
+            assert now < began + PATIENCE_S, f"waited in vain: {what}; {self.broker.status()['waits']}"
+            self.keep_busy()
+            time.sleep(0.05)
+        return found, time.monotonic() - began
+
+    def keep_busy(self):
+        """Take what has come, and give as many tasks as are missing: those of stale units never come."""
+        units = []
+        self._receive(units)
+        self.trained += [{segment.generator for segment in unit} - {""} for unit in units]
+        queues = self.broker.status()["queues"]
+        missing = UNDER_WAY - queues["tasks_queued"] - queues["tasks_leased"]
+        if missing > 0:
+            self.put(*self.names(missing))
+
+    def waits_of(self, name, *words):
+        """Return the lines of the status about a process that have all of these words."""
+        lines = [line for line in self.broker.status()["waits"] if line.startswith(name)]
+        return [line for line in lines if all(word in line for word in words)]
+
+    def sampled_lately(self, name, units=8):
+        """Return whether a generator sampled a part of the last units."""
+        return name in set().union(*self.trained[-units:], set())
+
+    def finish(self):
+        """Let what is under way end, and prove that each stored segment was trained once, or left out as stale."""
+        queues = {}
+
+        def done():
+            units = []
+            self._receive(units)
+            queues.update(self.broker.status()["queues"])
+            return not any(
+                queues[name] for name in ("tasks_queued", "tasks_leased", "units_ready", "units_leased")
+            )
+
+        until(done, f"all tasks end: {queues}", PATIENCE_S)
+        ledger = self.broker.status()["ledger"]
+        for name in ("far", "near"):
+            assert self.end(name) == 75, self.log_of(name)
+        proof = self.proof()
+        assert not any(getattr(proof, what) for what in MUST_BE_EMPTY), proof
+        assert set(proof.outcomes) <= {"trained", "stale", "superseded"}, proof
+        assert proof.held == 0
+        return ledger, proof
+
+
+@pytest.fixture
+def course(tmp_path):
+    """A run with a host on the line, whose namespaces come too, and one beside the head."""
+    with switch(tmp_path) as host:
+        course = Course(tmp_path)
+        try:
+            course.join("far", course.ticket("--host", "far"), "--actors", "1", pause_s=0.02, inside=host)
+            course.join("near", course.ticket("--host", "near"), "--actors", "1", pause_s=0.02)
+            for name in ("far", "near"):
+                course.await_host(name, name, actors=1)
+            yield course, host
+        finally:
+            course.close()
+
+
+def test_a_line_that_loses_large_packets_is_named_and_the_other_host_trains(course):
+    course, host = course
+    of = "generator-far-0"
+    course.go_on(lambda: course.sampled_lately(of), "both hosts sample")
+    host.run("ethtool -K eth0 tso off gso off gro off")
+    subprocess.run(["ethtool", "-K", PORT, "tso", "off", "gso", "off", "gro", "off"], check=True)
+    nft("-f", "-", text=HOLE)
+    try:
+        (line, *_), told_s = course.go_on(
+            lambda: course.waits_of("actor-far-0", SHORT_ONLY),
+            "the status says what is wrong",
+            publishing=False,
+        )
+        assert "large packets are lost on the way to the broker" in line
+        assert "look at the MTU (docs/run/security.md)" in line
+        steps = len(course.trained)
+        course.go_on(lambda: len(course.trained) > steps + 40, "the other host trains")
+        # A further host there does not start, and says why.
+        course.join("late", course.ticket("--host", "late"), "--actors", "1", inside=host)
+        code, refused_s = course.go_on(lambda: course.hosts["late"].poll(), "it does not start")
+        said = course.log_of("late")
+        assert "lower the MTU of this host's network device" in said
+        assert code not in (0, 75), said
+    finally:
+        nft("delete", "table", "netdev", "offbeat_out", check=False)
+    healed = time.monotonic()
+    course.go_on(course.is_complete, "all of the host are there")
+    course.go_on(lambda: course.sampled_lately(of), "it samples again")
+    works_s = time.monotonic() - healed
+    ledger, proof = course.finish()
+    print(
+        f"MTU hole: {line}; said after {told_s:.1f} s; a further host refused after {refused_s:.1f} s (code {code}); "
+        f"healed: samples after {works_s:.1f} s; {ledger['duplicate_segments']} duplicates; {proof}"
+    )
+    assert works_s < BACK_S
