@@ -109,7 +109,11 @@ class AskedTeacher:
         key = os.environ.get(key_name, "")
         asked = {
             "model": model,
-            "messages": [{"role": m["role"], "content": m["content"]} for m in request.messages],
+            # A result of a tool needs the id of a call, and a teacher makes none: what it hears, it hears as words.
+            "messages": [
+                {"role": "user" if m["role"] == "tool" else m["role"], "content": m["content"]}
+                for m in request.messages
+            ],
             "temperature": own.temperature,
             "max_tokens": own.max_tokens,
         }

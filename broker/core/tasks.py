@@ -41,8 +41,12 @@ def why_invalid(segment: Segment, task: Task, offset: int, body: Buffer) -> str:
         return f"{segment.action_tokens} action tokens among {segment.tokens} tokens"
     if segment.version_min > segment.version_max or segment.version_min < -1:
         return f"policy versions from {segment.version_min} to {segment.version_max}"
-    if segment.action_tokens and segment.version_min < 0:
+    if segment.policy not in ("", task.policy):
+        return f"policy {segment.policy!r}, the task says {task.policy!r}"
+    if segment.action_tokens and not segment.policy and segment.version_min < 0:
         return f"{segment.action_tokens} action tokens without a policy version"
+    if segment.policy and segment.version_max >= 0:
+        return f"policy version {segment.version_max} of tokens that {segment.policy!r} wrote"
     end, most = segment.offset + segment.tokens, task.sampling.max_trajectory_tokens
     if end > most:
         return f"{end} tokens of the trajectory, the task's max_trajectory_tokens is {most}"

@@ -6,8 +6,11 @@ import sys
 
 import numpy as np
 import pytest
+from aiohttp import web
 
+from actors.config import Teacher
 from launch.processes import free_ports
+from learner.intake.trajectories import assemble
 from protocol.codec import decode_delivery
 from protocol.messages.episodes import Commit, Deliver, DeliveryCredit, PutTasks, Sampling
 from protocol.messages.peers import Hello
@@ -21,6 +24,7 @@ from tests.integration.actors.actor_harness import (
     start_actor,
     until,
 )
+from tests.integration.envs.test_judge import Server
 
 
 class Run:
@@ -176,5 +180,42 @@ def test_a_broker_killed_in_the_middle_is_joined_again_and_serves_on(run):
         run.put("e", "f", group_id="g1")
         await until(lambda: len(run.delivered) == 2, "the next group too")
         check_group(run, 2)
+
+    run(scenario)
+
+
+class Counter(Server):
+    """A teacher that answers with the next number, or with a status."""
+
+    async def answer(self, request):
+        body = await request.json()
+        self.asked.append([(message["role"], message["content"]) for message in body["messages"]])
+        if self.script:
+            return web.Response(status=self.script.pop(0), text="no")
+        said = str(int(body["messages"][-1]["content"]) + 1)
+        return web.json_response({"choices": [{"message": {"content": said}}]})
+
+
+def test_a_teacher_plays_the_tasks_that_name_it_and_its_tokens_reach_the_learner(run):
+    async def scenario(run):
+        async with Counter(401) as teacher:
+            config = {"name": "big", "url": teacher.url, "model": "m", "rest_s": 0.0}
+            run.start_actor(concurrent_episodes=1, teachers=[Teacher(**config).model_dump()])
+            await run.generator("generator-0")
+            await run.learn()
+            run.put("a", "b", policy="big")
+            await until(lambda: run.delivered, "the group is delivered")
+        _, segments = run.delivered[-1]
+        failed = [segment for segment, _ in segments if segment.status == "failed"]
+        played = [(segment, arrays) for segment, arrays in segments if segment.task_id != failed[0].task_id]
+        assert len(failed) == 1
+        assert "teacher big: HTTP status 401" in failed[0].error
+        t = assemble([(segment, arrays) for segment, arrays in played])
+        assert (t.origin, t.status) == ("taught", "finished")
+        assert set(t.policy_version.tolist()) == {-1}
+        assert run.tokenizer.decode(t.token_ids[t.action_mask].tolist(), skip_special_tokens=True) == "1113"
+        opening = ("user", "10")
+        assert teacher.asked[1:] == [[opening], [opening, ("assistant", "11"), ("user", "12")]], "it grows"
+        assert not run.generators[0].tokens, "no generator was asked"
 
     run(scenario)

@@ -86,6 +86,7 @@ def test_an_unknown_task_and_a_foreign_lease_are_refused(driver):
         ({"action_tokens": 5}, "action tokens"),
         ({"version_min": 3, "version_max": 2}, "policy versions"),
         ({"version_min": -1, "version_max": -1}, "without a policy version"),
+        ({"version_min": -1, "version_max": -1, "policy": "big"}, "policy 'big', the task says ''"),
         ({"tokens": 5}, "elements"),
         ({"turns": [Turn(0, 0, 9, False)]}, "turn 0"),
         ({"trajectory_id": "g.0.-1"}, "trajectory id"),
