@@ -99,6 +99,7 @@ OWN: dict[str, Own] = {
     ),
     "own-slower": Own("uncorrected", rate_by_lag=0.1),
     "own-faded": Own("uncorrected", {"corrections": [FADED]}),
+    "own-faded-always": Own("uncorrected", {"corrections": [FADED | {"least": 64.0}]}),
     "own-faded-dppo": Own("dppo", {"corrections": [FADED]}),
     "own-faded-mdpo": Own("mdpo", {"corrections": [FADED]}),
     "own-anchored": Own("dppo", fresh_groups=1),

@@ -34,6 +34,8 @@ class Fade(Section):
     """Settings of `faded`."""
 
     rate: float = 0.25
+    least: float = 0.0
+    """Lag of fresher tokens, too: with it old and fresh ones fade alike, which shows what the versions are worth."""
 
 
 def faded(view: View, settings: Fade) -> CorrectionValue:
@@ -44,7 +46,9 @@ def faded(view: View, settings: Fade) -> CorrectionValue:
     What pays is still worth imitating when it is old, and imitating it ends at probability 1. Pushing away what did not
     pay has no end: while the same version goes on sampling it, each step pushes further.
     """
-    weight = (1 / (1 + settings.rate * view.lag)).where(view.advantage < 0, torch.ones_like(view.lag))
+    weight = (1 / (1 + settings.rate * view.lag.clamp(min=settings.least))).where(
+        view.advantage < 0, torch.ones_like(view.lag)
+    )
     return CorrectionValue(weight, weight < 1)
 
 

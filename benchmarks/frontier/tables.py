@@ -300,7 +300,10 @@ def along_table(results: Results, task: str) -> str:
 
 
 def own_table(results: Results) -> str:
-    """Return the rewards of our rules beside those of published rows on the same seeds and at the same rate."""
+    """Return the rewards of our rules beside those of the best published row, on equal seeds and at the same rate.
+
+    A row of fewer seeds than three is no match where another one has more.
+    """
     head = [
         "task",
         "lag",
@@ -312,29 +315,34 @@ def own_table(results: Results) -> str:
         "seeds won",
     ]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for task, lag, rate, row in product(TASKS, (*FIRST_LAGS[1:], *LONG_LAGS), RATES, OWN):
+    for task, lag, rate, row in product(TASKS, (*FIRST_LAGS, *LONG_LAGS), RATES, OWN):
         steps = max(LEAST_STEPS, 4 * lag)
         place = (lag, steps, rate)
         ours = results.by_seed(task, row, *place)
-        theirs = {
-            other: [scores[seed] for seed in ours]
+        common = {
+            other: {
+                seed: score for seed, score in results.by_seed(task, other, *place).items() if seed in ours
+            }
             for other in rows()
-            if other not in OWN and ours.keys() <= (scores := results.by_seed(task, other, *place)).keys()
+            if other not in OWN
         }
-        if not ours or not theirs:
+        enough = min(3, max(map(len, common.values())))
+        if not enough:
             continue
-        best = max(theirs, key=lambda other: statistics.fmean(theirs[other]))
-        won = sum(own > other for own, other in zip(ours.values(), theirs[best], strict=True))
-        plain = theirs.get(ALWAYS[0])
+        best, theirs = max(
+            ((other, scores) for other, scores in common.items() if len(scores) >= enough),
+            key=lambda item: statistics.fmean(item[1].values()),
+        )
+        plain = [common[ALWAYS[0]][seed] for seed in theirs if seed in common[ALWAYS[0]]]
         cells = [
             task,
             str(lag),
             f"{rate:g}",
             row,
-            ", ".join(two(score) for score in ours.values()),
+            ", ".join(two(ours[seed]) for seed in theirs),
             two(statistics.fmean(plain) if plain else None),
-            f"{best}: {', '.join(two(score) for score in theirs[best])}",
-            f"{won} of {len(ours)}",
+            f"{best}: {', '.join(map(two, theirs.values()))}",
+            f"{sum(ours[seed] > score for seed, score in theirs.items())} of {len(theirs)}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -191,7 +191,7 @@ def test_a_longer_run_stands_for_the_shorter_one_with_which_it_began(monkeypatch
     assert missing(lambda _: iter([short]), [long], {short: "s"}) == short
 
 
-def test_our_rules_stand_beside_the_best_published_row_that_has_all_their_seeds():
+def test_our_rules_stand_beside_the_best_published_row_that_has_their_seeds():
     ours = [done(Cell("corridor", "own-faded", 64, seed, 1.0, 256), 0.6) for seed in (0, 1)]
     few = [done(Cell("corridor", "mdpo", 64, 0, 1.0, 256), 1.0)]
     both = [done(Cell("corridor", "dppo", 64, seed, 1.0, 256), 0.5 + 0.2 * seed) for seed in (0, 1)]
