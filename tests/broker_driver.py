@@ -45,7 +45,10 @@ def segment_frames(
 ):
     """Return the frames of a segment that keeps all rules, except for ``changes`` of its header."""
     task = lease.task
+    # What a teacher writes has no version.
+    version = -1 if task.policy else version
     fields = {
+        "policy": task.policy,
         "trajectory_id": f"{task.task_id}.{lease.attempt}",
         "task_id": task.task_id,
         "group_id": task.group_id,

@@ -36,6 +36,7 @@ FAMILIES = {
     },
     "again": {"kind": "retry", "rollouts": 1},
     "guided": {"kind": "guided", "candidates": 3},
+    "taught": {"kind": "taught", "teachers": ["big", "other"], "members": 1},
 }
 
 
@@ -50,7 +51,9 @@ class FamilyWorld(World):
         super().__init__("groups", folder, seed, lag, family=family, trouble=True, size=size)
 
     def live(self):
-        self.session = SimpleNamespace(minor=3, policy_version=0, joined=True)
+        self.session = SimpleNamespace(
+            minor=7 if self.config.family.kind == "taught" else 3, policy_version=0, joined=True
+        )
         kept = self.saved and set(range(self.saved["step"] + 1))
         self.families = {step: ids for step, ids in self.families.items() if kept and step in kept}
         super().live()
@@ -59,7 +62,7 @@ class FamilyWorld(World):
         if isinstance(message, PutTasks):
             for task in message.tasks:
                 before = self.tasks.setdefault(task.task_id, task)
-                for part in ("note", "start", "group_size", "data"):
+                for part in ("note", "start", "policy", "group_size", "data"):
                     assert getattr(before, part) == getattr(task, part)
                 self.check_kind(task)
         super().send(message, join)
@@ -68,7 +71,9 @@ class FamilyWorld(World):
         """Check that a task has what its kind of family and its stage ask for."""
         index, stage = names.group_index(task.group_id), names.stage_of(task.group_id)
         looks_for_examples = self.config.family.kind == "guided" and stage == 1
-        if self.config.family.kind != "branch":
+        taught = self.config.family.kind == "taught"
+        assert bool(task.policy) == (taught and bool(stage))
+        if self.config.family.kind != "branch" and not taught:
             assert bool(task.note) == (bool(stage) and not looks_for_examples)
         assert (task.data["index"] == index) != looks_for_examples
 
