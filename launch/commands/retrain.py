@@ -71,7 +71,7 @@ class Recording:
     process: tuple[int, int] | None = None
     """Epoch and incarnation of the newest learner process."""
     asked: dict[str, Place] = field(default_factory=dict)
-    """Places of the events that put tasks with a note or a prefix, by task."""
+    """Places of the events that put tasks with a note, a prefix or a teacher, by task."""
     processes: list[LearnerProcess] = field(default_factory=list)
     """Learner processes whose steps were not all undone, oldest first."""
 
@@ -98,9 +98,9 @@ class Recording:
             self.ended.add(name)
 
     def add_tasks(self, tasks: Sequence[Task], place: Place) -> None:
-        """Add where tasks with a note or a prefix are. The tasks themselves may be too large to keep."""
+        """Add where tasks with a note, a prefix or a teacher are. The tasks themselves may be too large to keep."""
         for task in tasks:
-            if task.note or task.start is not None:
+            if task.note or task.start is not None or task.policy:
                 self.asked.setdefault(task.task_id, place)
 
     def _joined(self, hello: Hello) -> None:
@@ -179,7 +179,7 @@ class Recording:
         return RecordedUnit(Deliver(unit_id=unit_id, segments=len(keys), complete=complete), frames)
 
     def _tasks(self, units: Mapping[str, Sequence[SegmentKey]]) -> list[Task]:
-        """Return the tasks of these units that have a note or a prefix."""
+        """Return the tasks of these units that have a note, a prefix or a teacher."""
         wanted = {names.task_of(name) for keys in units.values() for name, _ in keys} & self.asked.keys()
         found: list[Task] = []
         for place in sorted({self.asked[task_id] for task_id in wanted}):

@@ -176,12 +176,10 @@ def test_windows_come_in_the_order_in_which_they_were_streamed_with_those_that_w
     assert list(step.trained) == ["1g0.0.0/1", "1g1.0.0/0"]
 
 
-def put(*task_ids, note=""):
+def put(*task_ids, **parts):
     group = task_ids[0].rpartition(".")[0]
     return TasksPut(
-        tasks=[
-            Task(task_id=t, env="e", group_id=group, group_size=len(task_ids), note=note) for t in task_ids
-        ]
+        tasks=[Task(task_id=t, env="e", group_id=group, group_size=len(task_ids), **parts) for t in task_ids]
     )
 
 
@@ -201,6 +199,17 @@ def test_a_family_comes_with_its_first_group_and_with_its_tasks(tmp_path):
     assert [unit.deliver.unit_id for unit in step.units] == ["1g0", "1g0r1"]
     assert list(step.trained) == ["1g0r1"]
     assert [(task.task_id, task.note) for task in step.tasks] == [("1g0r1.0", "begin with h")]
+    taught = write(
+        tmp_path / "taught",
+        hello(1),
+        put("1g0.0"),
+        segment("1g0.0.0"),
+        put("1g0r1.0", policy="big"),
+        segment("1g0r1.0.0"),
+        trained(1, "1g0", "1g0r1"),
+    )
+    (step,) = read_recording(taught).steps(1)
+    assert [(task.task_id, task.policy) for task in step.tasks] == [("1g0r1.0", "big")]
 
 
 def test_what_is_missing_is_said_with_the_cure(tmp_path):

@@ -279,6 +279,28 @@ def test_retraining_leaves_out_answers_without_their_note_too():
     assert batches.intake.counts.trajectories == {"not_trained": 2, "without_note": 1}
 
 
+def test_retraining_finds_the_answers_of_teachers():
+    """A group of teachers that are all right has equal returns, and is trained all the same."""
+    config = LearnerConfig(family=TAUGHT, group_size=2, batch_trajectories=4)
+    groups = {
+        "0g0": [member("0g0", i, 0.0) for i in (0, 1)],
+        "0g0r1": [member("0g0r1", i, 1.0, **BY_TEACHER) for i in (0, 1)],
+    }
+    units = [
+        RecordedUnit(*decode(encode_delivery(Deliver(unit_id=group, segments=2), members)))
+        for group, members in groups.items()
+    ]
+    tasks = [
+        Task(task_id=f"0g0r1.{i}", env="e", group_id="0g0r1", group_size=2, policy="big") for i in (0, 1)
+    ]
+    batches = RecordedBatches(config)
+    batches.load(RecordedStep(step=1, version=0, units=units, trained=list(groups), tasks=tasks))
+    (unit,) = batches.collect(step=1, version=0)
+    assert [t.origin for t in unit.trajectories] == ["own", "own", "taught", "taught"]
+    batches.commit([unit], step=1)
+    batches.intake.check()
+
+
 def test_failed_members_are_left_out_and_a_group_of_them_alone_is_unusable():
     intake = intake_with(HINTS)
     deliver(intake, "0g0", 0.0, 0.0, status="failed")
