@@ -1,16 +1,23 @@
-"""A line that loses large packets: the run goes on, and the status names cause and cure."""
+"""A line that is slow, and one that loses large packets: the run goes on, and the status names cause and cure."""
 
 import shutil
 import subprocess
 import time
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from learner.run_files import weights_folder
+from protocol.messages.peers import PublishWeights
 from protocol.session import SHORT_ONLY
+from protocol.weights.files import write_version
+from protocol.weights.format import read_manifest, version_folder
 from tests.campaigns.faults.proof import MUST_BE_EMPTY
 from tests.integration.actors.actor_harness import ENV_FILE
 from tests.integration.hosts.hosts_harness import PATIENCE_S
 from tests.integration.hosts.test_bad_network import BACK_S, HEAD, PORT, TABLE, WHY_NOT, Numbered, nft, switch
+from tests.integration.hosts.test_fleet import gauge
 from tests.integration.protocol.encrypted_harness import until
 
 NO_ETHTOOL = "" if shutil.which("ethtool") else "ethtool is not installed"
@@ -19,30 +26,55 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(WHY_NOT or NO_ETHTOOL), reason=f"no network to harm: {WHY_NOT or NO_ETHTOOL}"),
 ]
+SLOW = "tbf rate 2mbit burst 16kb latency 300ms"
 HOLE = TABLE.format(name="offbeat_out", device=PORT, rule="meta length gt 1200 drop")
-UNDER_WAY = 12
+VERSION_FLOATS = 400_000
+"""1.6 MB, which take 6.4 s at 2 Mbit/s."""
+EVERY_S, UNDER_WAY = 1.0, 12
 
 
 class Course(Numbered):
-    """A run that keeps tasks under way."""
+    """A run that publishes a version each second, and keeps tasks under way."""
 
     def __init__(self, folder):
         super().__init__(folder, HEAD)
         # Each segment is longer than the hole lets through.
         long = ENV_FILE.replace('"content": str(self.number)', '"content": "7 " * 40 + str(self.number)', 1)
         (self.run / "counting.py").write_text(long)
-        self.trained = []
+        save_file({"a": np.zeros(VERSION_FLOATS, "f4")}, self.model / "model.safetensors")
+        self.versions = weights_folder(self.run)
+        self.versions.mkdir()
+        self.version, self.published_at, self.trained = 0, 0.0, []
 
     def is_complete(self, host="far"):
         found = self.status_of(host)
         return found and (found["generators"], found["actors"]) == (1, 1)
 
-    def go_on(self, until_true, what):
-        """Train until the condition holds. Return the seconds."""
+    def publish(self):
+        self.version += 1
+        array = np.random.default_rng(self.version).normal(size=VERSION_FLOATS).astype("<f4")
+        manifest = write_version(
+            self.versions,
+            run="run",
+            epoch=1,
+            version=self.version,
+            shapes={"a": ("F32", array.shape)},
+            tensors=[("a", memoryview(array).cast("B"))],
+        )
+        root, url = read_manifest(manifest).root, f"https://{self.config.weights.http}"
+        told = PublishWeights(epoch=1, version=self.version, manifest=str(manifest), url=url, root=root)
+        self.learner.send(told)
+        shutil.rmtree(version_folder(self.versions, self.version - 8), ignore_errors=True)
+
+    def go_on(self, until_true, what, *, publishing=True, patience_s=PATIENCE_S):
+        """Train, and publish each second, until the condition holds. Return the seconds."""
         began = time.monotonic()
         while not (found := until_true()):
             now = time.monotonic()
-            assert now < began + PATIENCE_S, f"waited in vain: {what}; {self.broker.status()['waits']}"
+            assert now < began + patience_s, f"waited in vain: {what}; {self.broker.status()['waits']}"
+            if publishing and now >= self.published_at + EVERY_S:
+                self.published_at = now
+                self.publish()
             self.keep_busy()
             time.sleep(0.05)
         return found, time.monotonic() - began
@@ -61,6 +93,10 @@ class Course(Numbered):
         """Return the lines of the status about a process that have all of these words."""
         lines = [line for line in self.broker.status()["waits"] if line.startswith(name)]
         return [line for line in lines if all(word in line for word in words)]
+
+    def behind(self, name):
+        found = next((peer for peer in self.broker.status()["peers"] if peer["name"] == name), None)
+        return self.version - (found["policy_version"] or 0) if found else None
 
     def sampled_lately(self, name, units=8):
         """Return whether a generator sampled a part of the last units."""
@@ -88,6 +124,10 @@ class Course(Numbered):
         assert proof.held == 0
         return ledger, proof
 
+    def close(self):
+        super().close()
+        shutil.rmtree(self.versions, ignore_errors=True)
+
 
 @pytest.fixture
 def course(tmp_path):
@@ -104,10 +144,46 @@ def course(tmp_path):
             course.close()
 
 
+def test_a_slow_line_is_named_and_its_generator_gets_no_turns_while_it_is_too_far_behind(course):
+    course, host = course
+    of = "generator-far-0"
+    course.go_on(lambda: course.sampled_lately(of) and course.behind(of) is not None, "both hosts sample")
+    harm = ["tc", "qdisc", "add", "dev", PORT, "root", *SLOW.split()]
+    subprocess.run(harm, check=True)
+    host.run(f"tc qdisc add dev eth0 root {SLOW}")
+    (line, *_), told_s = course.go_on(
+        lambda: course.waits_of(of, "behind the newest", " MB/s, and one is published each "),
+        "the status says that the line is slow",
+    )
+    assert "a version takes" in line
+    assert "take a faster line to the learner's host, publish less often (learner.publish_every)" in line
+    steps = len(course.trained)
+    _, avoided_s = course.go_on(
+        lambda: len(course.trained) > steps + 40 and not course.sampled_lately(of, 40),
+        "nobody asks it any more",
+    )
+    # It is there all the time, and the run goes on.
+    assert course.waits_of(of, " MB/s")
+    assert gauge(course, "lost_total") == 0
+    subprocess.run(["tc", "qdisc", "del", "dev", PORT, "root"], check=True)
+    host.run("tc qdisc del dev eth0 root")
+    healed = time.monotonic()
+    course.go_on(lambda: not course.waits_of(of, " MB/s"), "the cause is gone")
+    well_s = time.monotonic() - healed
+    course.go_on(lambda: course.sampled_lately(of), "it samples again")
+    works_s = time.monotonic() - healed
+    ledger, proof = course.finish()
+    print(
+        f"2 Mbit/s: {line}; said after {told_s:.1f} s, avoided after {avoided_s:.1f} s more; healed: well after "
+        f"{well_s:.1f} s, samples after {works_s:.1f} s; {ledger['duplicate_segments']} duplicates; {proof}"
+    )
+    assert works_s < BACK_S
+
+
 def test_a_line_that_loses_large_packets_is_named_and_the_other_host_trains(course):
     course, host = course
     of = "generator-far-0"
-    course.go_on(lambda: course.sampled_lately(of), "both hosts sample")
+    course.go_on(lambda: course.sampled_lately(of), "both hosts sample", publishing=False)
     host.run("ethtool -K eth0 tso off gso off gro off")
     subprocess.run(["ethtool", "-K", PORT, "tso", "off", "gso", "off", "gro", "off"], check=True)
     nft("-f", "-", text=HOLE)
@@ -120,18 +196,20 @@ def test_a_line_that_loses_large_packets_is_named_and_the_other_host_trains(cour
         assert "large packets are lost on the way to the broker" in line
         assert "look at the MTU (docs/run/security.md)" in line
         steps = len(course.trained)
-        course.go_on(lambda: len(course.trained) > steps + 40, "the other host trains")
+        course.go_on(lambda: len(course.trained) > steps + 40, "the other host trains", publishing=False)
         # A further host there does not start, and says why.
         course.join("late", course.ticket("--host", "late"), "--actors", "1", inside=host)
-        code, refused_s = course.go_on(lambda: course.hosts["late"].poll(), "it does not start")
+        code, refused_s = course.go_on(
+            lambda: course.hosts["late"].poll(), "it does not start", publishing=False
+        )
         said = course.log_of("late")
         assert "lower the MTU of this host's network device" in said
         assert code not in (0, 75), said
     finally:
         nft("delete", "table", "netdev", "offbeat_out", check=False)
     healed = time.monotonic()
-    course.go_on(course.is_complete, "all of the host are there")
-    course.go_on(lambda: course.sampled_lately(of), "it samples again")
+    course.go_on(course.is_complete, "all of the host are there", publishing=False)
+    course.go_on(lambda: course.sampled_lately(of), "it samples again", publishing=False)
     works_s = time.monotonic() - healed
     ledger, proof = course.finish()
     print(
