@@ -25,8 +25,8 @@ class Teacher(Section):
     """Environment variable of the actors with the key. If it is not set, none is sent."""
     temperature: float = Field(0.0, ge=0)
     """Sampling temperature of the teacher."""
-    max_tokens: int = Field(1024, ge=1)
-    """Most tokens of an answer, as the teacher counts them."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Most tokens of an answer, as the teacher counts them. Absent: as many as its server allows."""
     concurrent: int = Field(4, ge=1)
     """Most requests at a time, of each actor."""
     timeout_s: float = Field(60.0, gt=0)

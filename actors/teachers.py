@@ -53,9 +53,12 @@ class AskedTeacher:
         """
         if not request.messages:
             raise TeacherFailed(f"{self._config.words} cannot be asked: the agent writes its own requests")
-        if (left := self._rests_until - self._clock()) > 0:
+        if self._rests_until > self._clock():
             self.failures += 1
-            raise TeacherFailed(f"{self._config.words} is not asked for {left:.0f} s: {self._why}")
+            # The seconds that are left would make each such failure one of a kind.
+            raise TeacherFailed(
+                f"{self._config.words} is left alone for {self._config.rest_s:g} s after: {self._why}"
+            )
         self.waiting += 1
         try:
             text = await self._answer(request)
@@ -115,7 +118,7 @@ class AskedTeacher:
                 for m in request.messages
             ],
             "temperature": own.temperature,
-            "max_tokens": own.max_tokens,
+            **({} if own.max_tokens is None else {"max_tokens": own.max_tokens}),
         }
         try:
             async with self._session().post(

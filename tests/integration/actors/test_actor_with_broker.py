@@ -189,6 +189,7 @@ class Counter(Server):
 
     async def answer(self, request):
         body = await request.json()
+        self.keys.append(sorted(body))
         self.asked.append([(message["role"], message["content"]) for message in body["messages"]])
         if self.script:
             return web.Response(status=self.script.pop(0), text="no")
@@ -214,6 +215,8 @@ def test_a_teacher_plays_the_tasks_that_name_it_and_its_tokens_reach_the_learner
         assert (t.origin, t.status) == ("taught", "finished")
         assert set(t.policy_version.tolist()) == {-1}
         assert run.tokenizer.decode(t.token_ids[t.action_mask].tolist(), skip_special_tokens=True) == "1113"
+        # A bound that is not set is not sent: a server may refuse one above its context.
+        assert teacher.keys[0] == ["messages", "model", "temperature"]
         opening = ("user", "10")
         assert teacher.asked[1:] == [[opening], [opening, ("assistant", "11"), ("user", "12")]], "it grows"
         assert not run.generators[0].tokens, "no generator was asked"
