@@ -1,0 +1,186 @@
+"""A real systemd, as the first process of namespaces of its own, runs the rendered unit of a host."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.fleet.job import Job
+from launch.fleet.render import render
+from launch.fleet.site import Site, SystemdSite
+from protocol.messages.peers import Goodbye
+from protocol.security import key_files
+from tests.integration.hosts.fleet_harness import OFFBEAT, Fleet
+from tests.integration.hosts.hosts_harness import PATIENCE_S, ROOT
+from tests.integration.hosts.test_fleet import gauge
+from tests.integration.hosts.test_hosts import running
+from tests.integration.protocol.encrypted_harness import until
+
+SYSTEMD = Path("/lib/systemd/systemd")
+CGROUPS = Path("/sys/fs/cgroup/systemd")
+ALONE = [
+    "unshare",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount",
+    "--mount-proc",
+    "--cgroup",
+    "--uts",
+    "--ipc",
+]
+UNIT = "offbeat-host@gpu7"
+STUBS = ("sysinit", "basic", "shutdown", "network-online", "multi-user", "default", "proof")
+"""Targets without content: nothing of the machine's own services may start in the namespaces."""
+
+
+def why_not():
+    """Return why no systemd can be started here, or ""."""
+    if os.geteuid() != 0:
+        return "only root may make namespaces"
+    if not SYSTEMD.exists() or shutil.which("systemctl") is None:
+        return "systemd is not installed (Debian: systemd)"
+    if Path("/run/systemd/system").exists():
+        return "a systemd runs on this machine, and the test would be in its way"
+    return "" if CGROUPS.is_dir() else f"{CGROUPS} is not mounted"
+
+
+WHY_NOT = why_not()
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(bool(WHY_NOT), reason=f"no systemd: {WHY_NOT}"),
+]
+
+
+class Systemd:
+    """A systemd that knows these units and no others."""
+
+    def __init__(self, folder, units):
+        own, stubs = folder / "units", folder / "stubs"
+        for each in (own, stubs, folder / "generators"):
+            each.mkdir(parents=True)
+        for name, text in units.items():
+            (own / name).write_text(text)
+        for name in STUBS:
+            (stubs / f"{name}.target").write_text(f"[Unit]\nDescription={name}\nDefaultDependencies=no\n")
+        self._before = set(CGROUPS.iterdir())
+        script = "\n".join(
+            [
+                "set -e",
+                "mount --make-rshared /",
+                "mount -t tmpfs tmpfs /run",
+                f"mount --bind {shlex.quote(str(own))} /etc/systemd/system",
+                f"mount --bind {shlex.quote(str(stubs))} /lib/systemd/system",
+                f"mount --bind {folder}/generators /lib/systemd/system-generators",
+                f"exec env -i PATH={os.environ['PATH']} container=test {SYSTEMD} --system --unit=proof.target",
+            ]
+        )
+        with open(folder / "systemd.log", "wb") as log:
+            self._process = subprocess.Popen([*ALONE, "sh", "-c", script], stdout=log, stderr=log)
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        self._first = until(lambda: children.read_text().split(), "the namespaces are there", PATIENCE_S)[0]
+        until(lambda: self("is-active", "proof.target") == "active", "systemd answers", PATIENCE_S)
+
+    def __call__(self, *words):
+        """Run systemctl, and return what it prints."""
+        inside = ["nsenter", "-t", self._first, "-p", "-m", "systemctl", *words]
+        return subprocess.run(inside, capture_output=True, text=True, timeout=200, check=False).stdout.strip()
+
+    def said(self, unit):
+        """Return what systemd knows of a unit's process."""
+        text = self("show", unit, "-p", "ActiveState,ExecMainStatus,NRestarts,MainPID")
+        return dict(line.split("=", 1) for line in text.splitlines())
+
+    def close(self):
+        self("stop", "offbeat-host@*")
+        # All processes of the namespaces end with their first one.
+        os.kill(int(self._first), signal.SIGKILL)
+        self._process.wait(PATIENCE_S)
+        for made in set(CGROUPS.iterdir()) - self._before:
+            if made.is_dir():
+                for folder, _, _ in os.walk(made, topdown=False):
+                    os.rmdir(folder)
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    fleet = Fleet(tmp_path)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def systemd(fleet, tmp_path):
+    folder = tmp_path / "gpu7"
+    folder.mkdir()
+    program = tmp_path / "offbeat"
+    (tmp_path / "offbeat.py").write_text(OFFBEAT)
+    program.write_text(
+        f"#!/bin/sh\nexport PYTHONPATH={ROOT} OMP_NUM_THREADS=1 XDG_CACHE_HOME={folder}/cache COUNTING_PAUSE_S=0.2 "
+        f'HOME={folder}\nexec {sys.executable} {tmp_path}/offbeat.py "$@" >>{folder}/host.log 2>&1\n'
+    )
+    program.chmod(0o755)
+    site = Site(systemd=SystemdSite(folder=str(folder), program=str(program), grace_s=60))
+    systemd = Systemd(tmp_path / "systemd", render(Job("run.toml", (), fleet.config), site, "systemd"))
+    yield systemd
+    systemd.close()
+
+
+def carry(fleet, name):
+    """Bring a ticket to the working folder of the units, and return the unit that it is for."""
+    fleet.ticket("--host", name)
+    (fleet.home / "tickets" / f"{name}.ticket").rename(fleet.home / "gpu7" / f"{name}.ticket")
+    return f"offbeat-host@{name}"
+
+
+def test_systemd_starts_a_host_again_after_a_fault_and_leaves_it_when_it_is_to_stay_away(fleet, systemd):
+    def is_whole(name="gpu7"):
+        found = fleet.status_of(name)
+        return found and (found["generators"], found["actors"]) == (1, 2)
+
+    assert carry(fleet, "gpu7") == UNIT
+    log = fleet.home / "gpu7" / "host.log"
+    assert systemd("start", UNIT) == ""
+    until(is_whole, f"the host joins: {log.read_text() if log.exists() else ''}", PATIENCE_S)
+    assert fleet.status_of("gpu7")["job"].startswith("systemd ")
+    assert fleet.sampled_by("t0", "t1") == {"generator-gpu7-0"}
+
+    # The supervisor is killed: systemd ends what it has left, and starts the host again.
+    assert systemd("kill", "--signal=KILL", "--kill-who=main", UNIT) == ""
+    until(lambda: systemd.said(UNIT)["NRestarts"] == "1", "systemd starts it again", PATIENCE_S)
+    until(lambda: fleet.status_of("gpu7") is None, "the processes before are gone", PATIENCE_S)
+    until(is_whole, "the host is back", PATIENCE_S)
+
+    # Stopped, it drains in the middle of episodes, and stays away.
+    lost = gauge(fleet, "leases_lost_total")
+    names = [f"s{n}" for n in range(6)]
+    fleet.put(*names)
+    until(lambda: running(fleet, "actor-gpu7-0"), "episodes run", PATIENCE_S)
+    assert systemd("stop", UNIT) == ""
+    assert {s.status for unit in fleet.delivered(len(names)) for s in unit} == {"unfinished", "finished"}
+    assert gauge(fleet, "leases_lost_total") == lost
+    assert systemd.said(UNIT)["ExecMainStatus"] == "75"
+
+    # A revoked key ends it for good.
+    assert systemd("start", UNIT) == ""
+    until(is_whole, "the host is there again", PATIENCE_S)
+    key_files.revoke(fleet.keys, "host-gpu7")
+    until(lambda: systemd.said(UNIT)["ActiveState"] == "failed", "the host has ended", PATIENCE_S)
+    found = systemd.said(UNIT)
+    assert (found["ExecMainStatus"], found["NRestarts"]) == ("65", "0"), log.read_text()
+
+    # When the run is over, a host ends, and nothing starts it again.
+    unit = carry(fleet, "gpu8")
+    assert systemd("start", unit) == ""
+    until(lambda: is_whole("gpu8"), "another host joins", PATIENCE_S)
+    fleet.learner.send(Goodbye(reason="all steps done", then="over"))
+    until(lambda: systemd.said(unit)["ActiveState"] == "inactive", "it has ended", PATIENCE_S)
+    found = systemd.said(unit)
+    assert (found["ExecMainStatus"], found["NRestarts"]) == ("0", "0"), log.read_text()
+    assert fleet.broker.process.wait(PATIENCE_S) == 0
