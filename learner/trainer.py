@@ -182,7 +182,8 @@ class Trainer:
             report = self.engine.update(trajectories, current_version=updated)
         self.compare_with_sampler(report, updated)
         self.step += 1
-        self.totals.taken_tokens += sum(part.trained_tokens for unit in units for part in unit.parts)
+        taken = (t for unit in units for part in unit.parts for t in part.trained if t.origin not in FOREIGN)
+        self.totals.taken_tokens += sum(t.window_tokens for t in taken)
         if report.applied:
             self.applied(report, units)
         elif self.batches.in_step:

@@ -343,6 +343,8 @@ class Trajectory:
 
 MAX_NEWEST = 16_384
 """Most ids of trajectories without gradient that are remembered from one step to the next."""
+UNTAUGHT = "untaught"
+"""Outcome of teachers' answers that are wrong; no policy of the run has sampled them."""
 RECOMMITTED = "recommitted"
 """Outcome of units that the broker delivered again after they had been committed."""
 
@@ -428,8 +430,8 @@ class Counts:
 
     @property
     def arrived_tokens(self) -> int:
-        """Action tokens that arrived and were not trained; tokens that arrived twice count once."""
-        return sum(self.tokens.values()) - self.tokens.get(RECOMMITTED, 0)
+        """Action tokens of generators that arrived and were not trained; tokens that arrived twice count once."""
+        return sum(self.tokens.values()) - self.tokens.get(RECOMMITTED, 0) - self.tokens.get(UNTAUGHT, 0)
 
 
 def newest_version(trajectories: Sequence[Trajectory]) -> int:

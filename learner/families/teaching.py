@@ -14,7 +14,7 @@ from learner.families.family import ChildTask, Settled, TaskFamily, prompt_of
 from learner.families.notes import AnswerText, example_text, filled, is_solved
 from learner.rewards import last_turn, with_rewards
 from learner.settings.families import EXAMPLES, SteeredFamily, TaughtFamily
-from learner.trajectory import Trajectory
+from learner.trajectory import UNTAUGHT, Trajectory
 from protocol.messages.episodes import Reward
 
 UNSTEERED = "unsteered"
@@ -90,8 +90,6 @@ def _with_bonus(config: SteeredFamily, t: Trajectory) -> Trajectory:
     return with_rewards(t, [*t.rewards, Reward(STEERED, last_turn(t), bonus)])
 
 
-UNTAUGHT = "untaught"
-"""Outcome of teachers' answers that are wrong."""
 TAUGHT = "taught"
 """Name of the reward that lifts a right answer of a teacher to its least return."""
 
