@@ -267,7 +267,9 @@ def _systemd(job: Job, site: SystemdSite) -> dict[str, str]:
                 f"TimeoutStopSec={site.grace_s + 30:g}",
                 "Restart=on-failure",
                 "RestartSec=10",
-                "SuccessExitStatus=0",
+                # Stopped by a signal it ends with 75, which is no failure. If nobody stopped it, it is started again.
+                "SuccessExitStatus=75",
+                "RestartForceExitStatus=75",
                 "RestartPreventExitStatus=65",
             ],
             "Install": [f"WantedBy={target}"],
