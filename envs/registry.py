@@ -19,10 +19,10 @@ class EnvConfig(Section):
 
     name: str
     """Environment: `rows`, `tools`, `agent`, `gymnasium`, `minigrid`, `skyrl_gym`, `textworld`, `openenv`, `remote`,
-    `reasoning_gym`, `calculator`, or your own as `module:attribute` or `path/to/file.py:attribute`. Your own is a
-    callable that takes `params` as keyword arguments and returns an `envs.base.Suite`. A file is looked for in the
-    working folder, then in the run file's folder. Several environments are several tables `[[env]]`, each with `name`,
-    `params`, `weight` and `label`."""
+    `reasoning_gym`, `calculator`, `planted_mistakes`, or your own as `module:attribute` or
+    `path/to/file.py:attribute`. Your own is a callable that takes `params` as keyword arguments and returns an
+    `envs.base.Suite`. A file is looked for in the working folder, then in the run file's folder. Several environments
+    are several tables `[[env]]`, each with `name`, `params`, `weight` and `label`."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the suite."""
     content: str = ""
@@ -33,6 +33,7 @@ class EnvConfig(Section):
 BUILT_IN = {
     "reasoning_gym": "envs.reasoning_gym_suite:ReasoningGymSuite",
     "calculator": "envs.calculator:CalculatorSuite",
+    "planted_mistakes": "envs.planted:PlantedSuite",
     "several": "envs.several:SeveralSuite",
     "rows": "envs.rows.suite:RowsSuite",
     "tools": "envs.tools.suite:ToolsSuite",

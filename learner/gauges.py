@@ -193,7 +193,18 @@ FAMILY = table(
         Gauge(
             "family/readable_share",
             "share",
-            'share of the judgements since the last step that can be read; only with `kind = "judge"`',
+            'share of the judgements since the last step that can be read; only with `kind = "judge"` or "verdict"',
+        ),
+        Gauge(
+            "family/flawed_share",
+            "share",
+            "share of the judged answers since the last step in which most judgements named a mistake; only with "
+            '`kind = "verdict"`',
+        ),
+        Gauge(
+            "family/verdict_right_share",
+            "share",
+            "share of these verdicts that agree with the reward `learner.family.truth`; only where it is set",
         ),
         Gauge(
             "family/improved_share",

@@ -36,6 +36,7 @@ from learner.settings.families import (
     RetryFamily,
     SteeredFamily,
     TaughtFamily,
+    VerdictFamily,
 )
 from learner.settings.formulas import OwnReward
 from learner.settings.learner import LearnerConfig
@@ -463,11 +464,13 @@ def needed_rewards(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
         yield "learner.reward.group.reward", reward.group.reward
     if learner.replay is not None and learner.replay.outcome not in ("correct", "return"):
         yield "learner.replay.outcome", learner.replay.outcome
-    asking = HintFamily | RetryFamily | GuidedFamily | SteeredFamily | TaughtFamily
+    asking = HintFamily | RetryFamily | GuidedFamily | SteeredFamily | TaughtFamily | VerdictFamily
     if isinstance(learner.family, asking) and learner.family.reward:
         yield "learner.family.reward", learner.family.reward
     if isinstance(learner.family, JudgeFamily) and learner.family.reference != "return":
         yield "learner.family.reference", learner.family.reference
+    if isinstance(learner.family, VerdictFamily) and learner.family.truth:
+        yield "learner.family.truth", learner.family.truth
     if isinstance(advantage, ComparedAdvantage):
         for i, term in enumerate(advantage.terms):
             if term.value not in VALUES | made:

@@ -1,5 +1,5 @@
 ONE_ALGORITHM = (
-    ("calculator", "cispo", "doors", "sft", "smollm2", "spell_backward"),
+    ("calculator", "cispo", "doors", "planted_mistakes", "sft", "smollm2", "spell_backward"),
     ("fapo-judge", "fapo-rule"),
 )
 """Groups of recipes whose learner step is equal as shipped. They differ in their tasks and in who gives a reward;

@@ -31,6 +31,7 @@ from learner.settings.families import (
     RetryFamily,
     SteeredFamily,
     TaughtFamily,
+    VerdictFamily,
 )
 
 EVERY = 3
@@ -105,7 +106,8 @@ def _of_task(
             return [Lesson(number, filled(family.note, {EXAMPLES: "\n\n".join(texts)}))]
         case RetryFamily():
             return _of_retry(family, number, tasks, rng)
-        case BranchFamily() | TaughtFamily():
+        case BranchFamily() | TaughtFamily() | VerdictFamily():
+            # Planted mistakes are tasks of the environment, which has demonstrations of them.
             return []
         case _:
             assert_never(family)

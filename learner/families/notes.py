@@ -25,6 +25,7 @@ from learner.settings.families import (
     RetryFamily,
     SteeredFamily,
     TaughtFamily,
+    VerdictFamily,
 )
 from learner.trajectory import Trajectory, is_right
 from protocol.messages.episodes import Turn
@@ -151,7 +152,8 @@ def hint_levels(hints: Sequence[str], shares: Sequence[float]) -> list[str]:
 
 
 def is_solved(
-    config: HintFamily | RetryFamily | GuidedFamily | SteeredFamily | TaughtFamily, t: Trajectory
+    config: HintFamily | RetryFamily | GuidedFamily | SteeredFamily | TaughtFamily | VerdictFamily,
+    t: Trajectory,
 ) -> bool:
     """Return whether a trajectory is right, by the rewards that the environment gave."""
     if config.reward:

@@ -30,6 +30,7 @@ from learner.families.notes import (
     settle_refined,
 )
 from learner.families.teaching import next_steered, next_taught, settle_steered, settle_taught
+from learner.families.verdicts import READ, REJECTED, judged, next_verdicts, settle_verdicts, verdict_acts
 from learner.settings.families import (
     BranchFamily,
     DraftFamily,
@@ -41,6 +42,7 @@ from learner.settings.families import (
     RetryFamily,
     SteeredFamily,
     TaughtFamily,
+    VerdictFamily,
 )
 from learner.trajectory import Trajectory, Unit
 from protocol import names
@@ -81,6 +83,8 @@ def react(config: FamilyConfig, family: TaskFamily, around: Surroundings) -> Seq
             return next_after_drafts(config, family, around.group_size, around.decode)
         case JudgeFamily():
             return next_judgements(config, family, around.group_size, around.decode)
+        case VerdictFamily():
+            return next_verdicts(config, family, around.decode)
         case RefineFamily():
             return next_refined(config, family, around.group_size, room=around.room, decode=around.decode)
         case BranchFamily():
@@ -107,7 +111,7 @@ def settle(config: FamilyConfig, family: TaskFamily, decode: AnswerText | None =
     Args:
         config: kind of the family.
         family: all its groups.
-        decode: turns the tokens of an answer into text; a family of kind "judge" needs it.
+        decode: turns the tokens of an answer into text; families of kind "judge" and "verdict" need it.
     """
     match config:
         case HintFamily():
@@ -117,6 +121,9 @@ def settle(config: FamilyConfig, family: TaskFamily, decode: AnswerText | None =
         case JudgeFamily():
             assert decode is not None, "judgements are read"
             return settle_judgements(config, family, decode)
+        case VerdictFamily():
+            assert decode is not None, "judgements are read"
+            return settle_verdicts(config, family, decode)
         case RefineFamily():
             return settle_refined(family)
         case BranchFamily():
@@ -137,6 +144,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "hint": ("family/hinted_right_share",),
     "draft": ("family/improved_share",),
     "judge": ("family/readable_share",),
+    "verdict": (READ, REJECTED),
     "refine": ("family/refined_share",),
     "branch": ("family/branched_share",),
     "retry": ("family/retried_right_share",),
@@ -180,6 +188,8 @@ def acts_of(config: FamilyConfig, family: TaskFamily, decode: AnswerText) -> dic
             values = [float(t.return_ > best) for t in members]
         case JudgeFamily():
             values = readable(config, family, decode)
+        case VerdictFamily():
+            return {name: list(values) for name, values in verdict_acts(config, family, decode).items()}
         case BranchFamily():
             values = [float(bool(t.parent)) for t in members]
         case RetryFamily():
@@ -233,8 +243,9 @@ def joined(
             if names.stage_of(group.group_id) and family_id in first:
                 stage = stage.checked(first[family_id], _asked(group, children))
             family.add_stage(stage)
+        unread = isinstance(config, VerdictFamily) and bool(judged(config, family))
         settled = settle(config, family, decode)
-        if not settled.trained:
+        if unread or not settled.trained:
             raise CannotRetrain(
                 f"family {family_id}: its answers were valued by judgements that were not trained, and a recording has "
                 "only what was trained"

@@ -15,7 +15,14 @@ from learner.families.judging import judgement_metrics
 from learner.families.notes import AnswerText, refined_metrics
 from learner.families.reactions import Surroundings, acts_of, react, settle
 from learner.given import Conversation, as_trajectory
-from learner.settings.families import FamilyConfig, HintFamily, JudgeFamily, RefineFamily, SteeredFamily
+from learner.settings.families import (
+    FamilyConfig,
+    HintFamily,
+    JudgeFamily,
+    RefineFamily,
+    SteeredFamily,
+    VerdictFamily,
+)
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import FOREIGN, Trajectory, Unit, UnitPart
 from protocol import names
@@ -257,7 +264,7 @@ def decoder_of_judgements(config: LearnerConfig, model: str) -> AnswerText | Non
     Raises:
         ModelUnusable: the tokenizer cannot be read.
     """
-    return open_decoder(model) if isinstance(config.family, JudgeFamily) else None
+    return open_decoder(model) if isinstance(config.family, JudgeFamily | VerdictFamily) else None
 
 
 def open_decoder(model: str) -> AnswerText:

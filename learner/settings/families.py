@@ -68,6 +68,53 @@ class JudgeFamily(Section):
         return max(self.answers, group_size - self.answers)
 
 
+class VerdictFamily(Section):
+    """A group is sampled; then the policy reads each right answer and names its first mistake (the judge of FAPO,
+    arXiv:2510.22543). An answer is flawed if most of its judgements that can be read name one, and then has the reward
+    `flawed` of -`penalty` beside its own. Judgements are not trained here; the tasks of the suite `planted_mistakes`,
+    which know the truth, train them. It is for tasks whose answers can be quoted."""
+
+    kind: Literal["verdict"] = "verdict"
+    reward: str = Field(min_length=1)
+    """Reward that says whether an answer is right: one above `above` is. Only right answers are judged. Tasks that give
+    no such reward have no judgements."""
+    above: float = 0.0
+    """Value of the reward above which an answer is right."""
+    readers: int = Field(1, ge=1)
+    """Judgements of each right answer. At least 1; an odd number, so that most of them decide."""
+    penalty: float = Field(1.0, ge=0)
+    """Amount that a flawed answer loses, after gates and weights. At least 0."""
+    from_version: int = Field(0, ge=0)
+    """Policy version before which nobody judges, so that tasks with a known truth train the judge first. At least 0."""
+    truth: str = ""
+    """Reward of an answer that is above 0 if its way is right, where the environment knows it. Judgements are compared
+    with it, for the metric `family/verdict_right_share` alone. Empty: it is not known."""
+    note: str = Field("Mistake?\n{attempt}", max_length=MAX_FRAME)
+    """Words around the answer, which stands where `{attempt}` is. The last line of a judgement must hold one number:
+    that of the first wrong step, or 0."""
+    deadline_s: float = Field(1800.0, gt=0)
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
+    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
+
+    @field_validator("note")
+    @classmethod
+    def _with_attempt(cls, note: str) -> str:
+        return with_place(note, ATTEMPT)
+
+    @property
+    def stages(self) -> int:
+        """Most groups after the first one."""
+        return 1
+
+    def first(self, group_size: int) -> int:
+        """Return the members of the first group."""
+        return group_size
+
+    def largest(self, group_size: int) -> int:
+        """Return the members of the largest group."""
+        return group_size * self.readers
+
+
 class RefineFamily(Section):
     """Some members of a group are plain episodes. Each of the others reads how one of these really went on, and plays
     the task anew (Dyna-Mind, arXiv:2510.09577). A right one that beats the mean of both groups has advantage 1, the
@@ -448,6 +495,7 @@ FamilyConfig = Annotated[
     | GuidedFamily
     | SteeredFamily
     | JudgeFamily
+    | VerdictFamily
     | RefineFamily
     | TaughtFamily,
     Field(discriminator="kind"),
@@ -462,7 +510,7 @@ def quoted_answers(family: FamilyConfig | None) -> int:
         (3, 0)
     """
     match family:
-        case DraftFamily() | RefineFamily():
+        case DraftFamily() | RefineFamily() | VerdictFamily():
             return 1
         case RetryFamily():
             return max(family.reflection.count(ATTEMPT), sum(map(family.note.count, (ATTEMPT, REFLECTION))))

@@ -25,6 +25,7 @@ FAMILIES = {
     "draft": {"kind": "draft", "drafts": 3},
     "judge": {"kind": "judge", "answers": 2, "highest": 1e9},
     "judge of itself": {"kind": "judge", "answers": 2, "highest": 1e9, "reference": "absent"},
+    "verdict": {"kind": "verdict", "reward": "score", "above": -1.0, "readers": 2, "from_version": 1},
     "refine": {"kind": "refine", "rollouts": 2},
     "branch": {"kind": "branch", "rollouts": 1},
     "retry": {

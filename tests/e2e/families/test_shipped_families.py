@@ -53,6 +53,7 @@ def test_episodes_are_refined_by_what_really_followed(offbeat):
 ACTS = {
     "methods/families/agent-r": "family/retried_right_share",
     "methods/families/arpo-branch": "family/branched_share",
+    "methods/families/fapo": "family/flawed_share",
     "methods/families/dyna-mind": "family/refined_share",
     "methods/families/ghpo": "family/hinted_right_share",
     "methods/families/icpo": "learner/guided_tokens",
@@ -82,11 +83,11 @@ SOAK = ("methods/selection/",)
 )
 def test_the_named_part_acts_on_the_job_that_shows_it(offbeat, recipe):
     settings = [*SETTINGS, "learner.steps=24", "run.max_minutes=8"]
-    # Hints of scaf-grpo begin after a warm-up of groups.
-    warm = ["learner.family.warmup_groups=0"] if recipe.endswith("scaf-grpo") else []
+    # Hints of scaf-grpo begin after a warm-up of groups, and judgements of fapo after one of versions.
+    warm = {"scaf-grpo": ["learner.family.warmup_groups=0"], "fapo": ["learner.family.from_version=4"]}
     # SPEAR's table fires when it is full of what is not older than ten versions, which small batches never reach.
     longer = ["learner.batch_trajectories=128"] if recipe.endswith("spear") else []
-    run = offbeat(recipe, *settings, *warm, *longer, timeout_s=800)
+    run = offbeat(recipe, *settings, *warm.get(recipe.rpartition("/")[2], []), *longer, timeout_s=800)
     values = [step.get(ACTS[recipe], 0.0) for step in run.steps]
     assert sum(value > 0 for value in values) >= len(values) / 20, values
 

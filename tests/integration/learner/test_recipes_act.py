@@ -19,13 +19,13 @@ EVENTS = {
     *("gac", "distillation"),
     *("dots", "vspo", "deeptravel", "xrpo"),
     *("ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding"),
-    *("icpo", "ampo", "srpo"),
+    *("icpo", "ampo", "srpo", "fapo"),
 }
 """Recipes whose named part is an event of a run: a family, a draw from the replay table, a choice of tasks, a gradient
 beside the one of the step before, or a teacher that scores the batch, among them the policy's average."""
-NOT_RECORDED = {"smollm2", "sft"}
-"""Jobs without recorded episodes: `smollm2` has the algorithm of `calculator`, and `sft` trains on answers that
-nobody sampled."""
+NOT_RECORDED = {"smollm2", "sft", "planted_mistakes"}
+"""Jobs without recorded episodes: `smollm2` and `planted_mistakes` have the algorithm of `calculator`, and `sft` trains
+on answers that nobody sampled."""
 SMALL = 400_000
 """Most bytes of a file of episodes."""
 

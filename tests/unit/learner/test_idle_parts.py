@@ -37,7 +37,7 @@ def test_a_metric_that_does_not_come_counts_as_zero():
 
 @pytest.mark.parametrize("kind", PARTS)
 def test_each_kind_of_family_has_a_metric_of_its_part(kind):
-    needed = {"teachers": ["big"]} if kind == "taught" else {}
+    needed = {"taught": {"teachers": ["big"]}, "verdict": {"reward": "right"}}.get(kind, {})
     assert all(is_declared(name) for name in named_parts(LearnerConfig(family={"kind": kind, **needed})))
 
 

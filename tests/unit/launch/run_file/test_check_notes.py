@@ -42,7 +42,18 @@ def test_the_words_that_ask_for_a_reflection_need_room_too(tokens):
     assert "the words of learner.family.reflection 1802, and the answers in it up to" in line
 
 
-FAMILIES = ["igrpo", "ghpo", "scaf-grpo", "urpo", "dyna-mind", "r3l", "agent-r", "xrpo-seeding", "icpo"]
+FAMILIES = [
+    "igrpo",
+    "ghpo",
+    "scaf-grpo",
+    "urpo",
+    "dyna-mind",
+    "r3l",
+    "agent-r",
+    "xrpo-seeding",
+    "icpo",
+    "fapo",
+]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

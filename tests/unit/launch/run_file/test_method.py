@@ -61,6 +61,16 @@ def test_a_method_with_a_judge_needs_its_reward(job, capsys):
     assert 'learner.reward.flawed.needs is "sound": the environment has no reward' in capsys.readouterr().err
 
 
+def test_a_trained_judge_needs_a_reward_for_right_answers(job, capsys):
+    rewards = ("family", "reward.wrong")
+    assert cli.main(["check", str(job(f'method = "fapo"\n{JOB}'))]) == 1
+    error = capsys.readouterr().err
+    for place in rewards:
+        assert f'learner.{place}.reward is "right": the environment has no reward of this name' in error
+    named = "".join(f'[learner.{place}]\nreward = "answer"\n' for place in rewards)
+    assert cli.main(["check", str(job(f'method = "fapo"\n{JOB}{named}'))]) == 0
+
+
 def test_a_method_with_a_teacher_needs_one_that_is_not_the_policy(job, capsys):
     def said(text):
         code = cli.main(["check", str(job(f'method = "{TAUGHT}"\n{text}'))])
@@ -82,7 +92,8 @@ def test_a_method_with_hints_needs_an_environment_that_gives_them(job, capsys):
         JOB.replace("calculator", "reasoning_gym") + '[env.params]\nfamily = "spell_backward"\nhints = true\n'
     )
     for name in FAMILIES:
-        assert cli.main(["check", str(job(f'method = "{name}"\n{hints}'))]) == 0
+        if name != "fapo":
+            assert cli.main(["check", str(job(f'method = "{name}"\n{hints}'))]) == 0
     for name in ("ghpo", "scaf-grpo"):
         assert cli.main(["check", str(job(f'method = "{name}"\n{JOB}'))]) == 1
         assert 'learner.family.kind is "hint" but the environment gives no hints' in capsys.readouterr().err
@@ -146,6 +157,7 @@ def test_what_methods_set_beside_the_algorithm():
         **dict.fromkeys((path.stem for path in METHODS_FOLDER.glob("*/*.toml")), lag),
         "ampo": {"taught": {"members": 2, "value": 1.0}} | lag,
         "icpo": {"max_policy_lag": 3},
+        "fapo": {"max_policy_lag": 3},
         "rapo": {"filter_uniform_groups": False} | lag,
         "dapo": {"filter_uniform_groups": True} | lag,
         "dapo-direct": {"train_on": "trajectories", "group_size": 1} | lag,

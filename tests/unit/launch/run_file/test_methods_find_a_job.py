@@ -26,6 +26,11 @@ OVERRIDES = {
         'learner.reward.flawed={reward = "answer", needs = "step", least = 0.35, trained = false}',
     ),
     **dict.fromkeys(("agent-r", "dyna-mind", "r3l", "urpo", "xrpo-seeding", "icpo"), ROOM),
+    "fapo": (
+        *ROOM,
+        "learner.family.reward=answer",
+        "learner.reward.wrong.reward=answer",
+    ),
     "aepo-entropy": ("learner.sampling.temperature=1.0",),
     "riskpo": ("learner.algorithm.advantage.bundle=2",),
     **dict.fromkeys(("ghpo", "scaf-grpo"), ("env.params.hints=true",)),
@@ -33,8 +38,8 @@ OVERRIDES = {
 }
 """Overrides of methods that need hints or room, or whose parts act in later steps or larger batches."""
 ON_CALCULATOR = {
-    "agent-r", "arpo-branch", "dyna-mind", "fapo-judge", "fapo-rule", "gigpo", "grpo-tcr", "hgpo", "otc", "prs",
-    "r3l", "rapo", "spear", "subpo",
+    "agent-r", "arpo-branch", "dyna-mind", "fapo", "fapo-judge", "fapo-rule", "gigpo", "grpo-tcr", "hgpo", "otc",
+    "prs", "r3l", "rapo", "spear", "subpo",
 }  # fmt: skip
 """Methods that need several turns, marks, or rewards of certain names, which SmolLM2's job does not give."""
 SHORT = (

@@ -19,7 +19,7 @@ FOLDERS = {p.stem: p.parent.name for p in METHODS if p.parent.name != "methods"}
 UNMEASURED = set(FOLDERS)
 FAMILIES = {name for name, folder in FOLDERS.items() if folder == "families"}
 CREDIT = UNMEASURED - FAMILIES
-JOBS = {"calculator", "doors", "sft", "smollm2", "spell_backward"}
+JOBS = {"calculator", "doors", "planted_mistakes", "sft", "smollm2", "spell_backward"}
 
 
 @pytest.fixture(params=METHODS, ids=lambda p: p.stem)
@@ -37,7 +37,7 @@ def test_all_methods_are_there():
     assert {*credit.split(), *more.split(), *known.split(), *chosen.split()} == CREDIT
     assert {
         *("ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding"),
-        "icpo",
+        *("icpo", "fapo"),
     } == FAMILIES
     assert {*expected.split(), *new.split(), "icepop", "ipa", "remax", "mdpo"} == {
         p.stem for p in METHODS
@@ -173,7 +173,17 @@ def test_what_methods_need_is_listed():
     assert needs["riskpo"] == ["groups"]
     assert needs["gdpo"] == ["groups"]
     assert needs["ghpo"] == needs["scaf-grpo"] == ["groups", "hints", "families"]
-    for name in ("igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding", "icpo"):
+    for name in (
+        "igrpo",
+        "urpo",
+        "dyna-mind",
+        "arpo-branch",
+        "r3l",
+        "agent-r",
+        "xrpo-seeding",
+        "icpo",
+        "fapo",
+    ):
         assert needs[name] == ["groups", "families"], name
     rows = {line.split()[0]: line for line in table(recipes()).splitlines()[1:]}
     assert "groups, replay, reference model" in rows["remix"]
@@ -190,7 +200,7 @@ def test_one_recipe_is_printed_with_its_page(path):
 
 
 def test_a_recipe_is_printed_with_what_does_not_act():
-    text = "# note:  one algorithm as shipped: calculator, cispo, doors, sft, smollm2, spell_backward"
+    text = "# note:  one algorithm as shipped: calculator, cispo, doors, planted_mistakes, sft, smollm2, spell_backward"
     assert text in page(find("cispo"))
     assert "# note:" not in page(find("gspo"))
     assert "# note:" not in page(find("bapo"))
