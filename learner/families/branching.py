@@ -1,9 +1,11 @@
 """Families whose later episodes begin in the middle of a sampled one: branches and retries. Pure.
 
-Branches are ARPO's (arXiv:2507.19849); their common beginnings share advantages. Retries begin from a wrong episode,
-with a note on its mistake (R3L, arXiv:2601.03715) or behind the mistake (Agent-R, arXiv:2501.11425).
+Branches are ARPO's (arXiv:2507.19849) and AEPO's (arXiv:2510.14545); their common beginnings share advantages. Retries
+begin from a wrong episode, with a note on its mistake (R3L, arXiv:2601.03715) or behind the mistake (Agent-R,
+arXiv:2501.11425).
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -29,16 +31,64 @@ def surprisal(t: Trajectory, turn: int, tokens: int) -> float:
     return float(-t.logp_behaviour[at.start : min(at.end, at.start + tokens)].mean())
 
 
-def branch_probability(change: float, weight: float) -> float:
-    """Return the probability of a branch: clip(1/2 + w dH, 0, 1) for a change dH of the uncertainty.
+def branch_probability(change: float, weight: float, *, streak: int = 0, penalty: float = 0.0) -> float:
+    r"""Return the probability of a branch for a change dH of the uncertainty.
 
-    ARPO's program draws u uniformly and branches if clip(u - w dH, 0, 1) <= 1/2, which is the same.
+    .. math::
+        P = \mathrm{clip}\left(1 - \frac{1}{2 k} + w \, \Delta H, 0, 1\right), \qquad k = \max(0, 1 - p \, c)
+
+    It is 0 if k is 0. ARPO's program (arXiv:2507.19849) draws u uniformly and branches if clip(u - w dH, 0, 1) <= 1/2,
+    which is P with k = 1. AEPO's (arXiv:2510.14545) branches if k (u + w dH) >= 1/2, with p = 0.05, so that branches in
+    a row become rare.
+
+    Args:
+        change: dH, in nats.
+        weight: w.
+        streak: c, the rounds in a row before this one in which an episode of the group branched.
+        penalty: p, from 0.
 
     Example:
         >>> branch_probability(0.0, 0.2), branch_probability(1.0, 0.2), branch_probability(-9.0, 0.2)
         (0.5, 0.7, 0.0)
+        >>> [round(branch_probability(0.0, 0.2, streak=c, penalty=0.05), 4) for c in (0, 5, 10, 20)]
+        [0.5, 0.3333, 0.0, 0.0]
     """
-    return min(1.0, max(0.0, 0.5 + weight * change))
+    kept = max(0.0, 1.0 - penalty * streak)
+    return min(1.0, max(0.0, 1.0 - 0.5 / kept + weight * change)) if kept else 0.0
+
+
+def whole_episodes(group_size: int, gap: float, *, weight: float = 0.5) -> int:
+    r"""Return how many members of a group are whole episodes; the others are branches.
+
+    .. math:: m = \min(n, \lfloor n \, \sigma(\beta (H_\text{root} - \bar H_\text{steps})) \rfloor + 1)
+
+    AEPO, arXiv:2510.14545, section 3.1, in the form of its program, where beta is 0.5. A prompt that is more uncertain
+    than the steps behind it is sampled anew, and one that is less is branched.
+
+    Args:
+        group_size: n.
+        gap: uncertainty of the first answer less the mean over all answers, in nats.
+        weight: beta.
+
+    Example:
+        >>> [whole_episodes(16, gap) for gap in (-2.0, 0.0, 2.0, 99.0)]
+        [5, 9, 12, 16]
+    """
+    return min(group_size, int(group_size / (1 + math.exp(-weight * gap))) + 1)
+
+
+def entropy_gap(config: BranchFamily, members: Sequence[Trajectory]) -> float:
+    """Return the uncertainty of the first answers less the mean over all answers, in nats, as the mean over episodes.
+
+    The first answers are measured over `root_tokens` tokens, and all answers over `tokens`.
+    """
+    gaps = []
+    for t in members:
+        turns = [turn.index for turn in t.turns if turn.action]
+        if turns:
+            steps = [surprisal(t, turn, config.tokens) for turn in turns]
+            gaps.append(surprisal(t, turns[0], config.root_tokens) - float(np.mean(steps)))
+    return float(np.mean(gaps)) if gaps else 0.0
 
 
 def branch_turns(t: Trajectory) -> list[int]:
@@ -52,8 +102,9 @@ def chosen(
     config: BranchFamily, parents: Sequence[Trajectory], rng: np.random.Generator
 ) -> Iterator[tuple[int, int]]:
     """Yield member and turn of each branch: turn by turn, and within a turn in the order of the members."""
-    turns = [branch_turns(t) for t in parents]
+    turns, streak = [branch_turns(t) for t in parents], 0
     for round_ in range(max(map(len, turns), default=0)):
+        branched = False
         for member, t in enumerate(parents):
             if round_ >= len(turns[member]):
                 continue
@@ -61,24 +112,39 @@ def chosen(
             if config.where == "uncertain":
                 first = next(each.index for each in t.turns if each.action)
                 change = surprisal(t, turn, config.tokens) - surprisal(t, first, config.tokens)
-            if rng.random() < branch_probability(change, config.weight):
+            chance = branch_probability(change, config.weight, streak=streak, penalty=config.penalty)
+            if rng.random() < chance:
+                branched = True
                 yield member, turn
+        streak = streak + 1 if branched else 0
 
 
 def next_branches(
     config: BranchFamily, family: TaskFamily, *, group_size: int, room: int, rng: np.random.Generator
 ) -> list[ChildTask]:
-    """Return the branches of a family's first group, and whole episodes for what is left of the budget.
+    """Return the branches of a family's whole episodes, and whole episodes for what is left of the budget.
+
+    With `whole = "entropy_gap"` the first group decides how many whole episodes there are. The others are a group of
+    their own, which comes before the branches.
 
     Args:
         group_size: whole episodes and branches together.
         room: tokens that a trajectory may have.
         rng: generator that depends on the seed of the run and on the family alone.
     """
-    parents, budget = family.stages[0].members, group_size - config.rollouts
-    if len(family.stages) > 1 or not parents:
+    first = family.stages[0].members
+    if not first:
         return []
-    children = []
+    whole = config.rollouts
+    if config.whole == "entropy_gap":
+        whole = max(whole, whole_episodes(group_size, entropy_gap(config, first), weight=config.gap_weight))
+    further, before = whole - config.rollouts, family.stages[: 2 if whole > config.rollouts else 1]
+    if further and len(family.stages) == 1:
+        return [ChildTask()] * further
+    parents, budget = [t for stage in before for t in stage.members], group_size - whole
+    if len(family.stages) > len(before) or not budget:
+        return []
+    children: list[ChildTask] = []
     for member, turn in chosen(config, parents, rng):
         start = prefix_of(parents[member], turn)
         if len(start.token_ids) <= min(MAX_PREFIX_BYTES, 4 * (room - 1)):

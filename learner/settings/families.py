@@ -243,13 +243,24 @@ class DraftFamily(Section):
 
 class BranchFamily(Section):
     """Some members of a group are whole episodes; the others begin in the middle of these, behind an observation (ARPO,
-    arXiv:2507.19849). The actor repeats the actions of the beginning, so the environment must answer them alike.
-    `learner.algorithm.shared_prefix` says how the beginning is credited."""
+    arXiv:2507.19849; AEPO, arXiv:2510.14545). The actor repeats the actions of the beginning, so the environment must
+    answer them alike. `learner.algorithm.shared_prefix` says how the beginning is credited."""
 
     kind: Literal["branch"] = "branch"
     rollouts: int = Field(8, ge=1)
     """Whole episodes of each task; the rest of learner.group_size are branches, and whole episodes where too few
     branches are drawn. At least 1, below learner.group_size."""
+    whole: Literal["fixed", "entropy_gap"] = "fixed"
+    """Number of whole episodes. "fixed": `rollouts`. "entropy_gap": `rollouts` come first and decide it: the more
+    uncertain their first answer is than all their answers in the mean, the more of learner.group_size are whole (AEPO).
+    The others of these are a further group, so that a family has up to three."""
+    gap_weight: float = Field(0.5, ge=0)
+    """Weight of this difference, in nats, in a sigmoid. At least 0."""
+    root_tokens: int = Field(50, ge=1)
+    """Tokens of the first answer over whose -log p its uncertainty is averaged for the difference. At least 1."""
+    penalty: float = Field(0.0, ge=0, le=1)
+    """Amount by which each turn in a row that some episode of the group branches at makes the next branch less likely:
+    the draw is multiplied by 1 - penalty times their number (AEPO, where it is 0.05). 0 to 1."""
     where: Literal["uncertain", "anywhere"] = "uncertain"
     """Observations behind which a branch begins. "uncertain": with the probability 1/2 + `weight` times the change of
     the uncertainty since the episode's first answer; "anywhere": with the probability 1/2."""
@@ -264,7 +275,7 @@ class BranchFamily(Section):
     @property
     def stages(self) -> int:
         """Most groups after the first one."""
-        return 1
+        return 2 if self.whole == "entropy_gap" else 1
 
     def first(self, group_size: int) -> int:
         """Return the members of the first group."""

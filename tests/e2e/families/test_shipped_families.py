@@ -62,6 +62,7 @@ ACTS = {
     "methods/families/scaf-grpo": "family/hinted_right_share",
     "methods/families/xrpo-seeding": "family/guided_right_share",
     "methods/credit/arpo-gui": "replay/share",
+    "methods/objectives/aepo-agentic": "family/branched_share",
     "methods/objectives/ampo": "learner/taught_tokens",
     "methods/objectives/srpo": "learner/distilled_share",
     "methods/objectives/rapo": "replay/share",
