@@ -75,7 +75,8 @@ def test_a_generator_serves_the_episodes_of_its_host_to_their_end(hosts):
 def test_a_generator_leaves_at_once_when_others_serve_and_at_a_second_signal(hosts):
     hosts.generator("generator-a-0", hosts.bundle("generator-a"), pause_s=0.5)
     hosts.generator("generator-a-1", hosts.folder / "for-generator-a", pause_s=0.5)
-    hosts.actor("actor-a-0", hosts.bundle("actor-a"), turns=6, concurrent_episodes=8, max_turns=8)
+    # Episodes last longer than anything below.
+    hosts.actor("actor-a-0", hosts.bundle("actor-a"), turns=200, concurrent_episodes=8, max_turns=202)
     until(lambda: len(hosts.broker.peers()) == 4, "all have joined", PATIENCE_S)
     until(lambda: "it takes new tasks" in hosts.log("actor-a-0"), "a generator lets the actor in", PATIENCE_S)
     hosts.put(*NAMES)
