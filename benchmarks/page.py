@@ -39,6 +39,7 @@ COMMANDS = {
     "gpu/before": "gpu --quick --steps ceilings publish learner --models 0.6B 1.7B 4B",
     "gpu/fused-larger": "gpu --quick --steps learner --models 1.7B",
     "harnesses": "harnesses",
+    "lag_price": "lag_price --tasks uniform heavy --seeds 0 --minutes 0.5 --plot docs/images/lag_price.png",
     "learner": "learner --rounds 5",
     "learner-shared": "learner --sizes 1M 10M 135M --lengths 'one prompt' 'three turns' --rounds 3",
     "plan-smollm2": "plan recipes/smollm2.toml --calibrate 60 --seconds 120",
