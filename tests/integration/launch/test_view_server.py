@@ -27,9 +27,13 @@ def folder(tmp_path_factory):
 
 def served(folder, visit, *, keys=None, host="127.0.0.1"):
     """Serve a run, and return what ``visit(session, base, secret)`` returns."""
+    questions = Questions([folder])
+    for shown in questions.runs.values():
+        # Else the journal is read while it is asked about, and an answer says how far that is.
+        shown.read_all()
 
     async def run():
-        async with view_server(Questions([folder]), host, 0, keys) as address:
+        async with view_server(questions, host, 0, keys) as address:
             link, _, secret = address.url.partition("#")
             connector = aiohttp.TCPConnector(ssl=access(keys).context or False)
             jar = aiohttp.CookieJar(unsafe=True)
