@@ -104,10 +104,12 @@ def _fields(
     section: type[BaseModel], path: str, lines: list[str], seen: dict[tuple[type[BaseModel], ...], str]
 ) -> None:
     """Append to ``lines`` the table of a section's fields, then the sections in it."""
-    inner = {name: field for name, field in section.model_fields.items() if sections_in(field.annotation)}
+    # What a form has in common with others comes last.
+    ordered = sorted(section.model_fields.items(), key=lambda item: item[0] not in section.__annotations__)
+    inner = {name: field for name, field in ordered if sections_in(field.annotation)}
     rows = [
         f"| `{name}` | {_type_name(field.annotation)} | {_default(field)} | {_text(field.description)} |"
-        for name, field in section.model_fields.items()
+        for name, field in ordered
         if name != "kind" and _type_name(field.annotation)
     ]
     if rows:

@@ -24,7 +24,43 @@ def with_place(note: str, place: str, field: str = "note") -> str:
     return note
 
 
-class JudgeFamily(Section):
+class Family(Section):
+    """What all kinds have in common."""
+
+    kind: str
+    deadline_s: float = Field(1800.0, gt=0)
+    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
+    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
+
+    @property
+    def stages(self) -> int:
+        """Most groups after the first one."""
+        return 1
+
+    def first(self, group_size: int) -> int:
+        """Return the members of the first group."""
+        return group_size
+
+    def largest(self, group_size: int) -> int:
+        """Return the members of the largest group."""
+        return group_size
+
+
+class SolvedFamily(Family):
+    """What those have in common that ask whether an answer is right."""
+
+    reward: str = ""
+    """Reward that says whether an answer is right: one above `above` is. Absent: what the environment says
+    (`StepResult.correct`), or the return if it says nothing."""
+    above: float = 0.0
+    """Value of the reward above which an answer is right."""
+
+
+def _larger_part(first: int, group_size: int) -> int:
+    return max(first, group_size - first)
+
+
+class JudgeFamily(Family):
     """Some members of a group answer the task; the others read these answers and give each a number. Where the task has
     a reference, judgements are trained to agree with it. Where it has none, the numbers are the reward of the answers
     (URPO, arXiv:2507.17515). It is for tasks of one turn."""
@@ -45,30 +81,20 @@ class JudgeFamily(Section):
     )
     """Words around the answers, which stand where `{answers}` is, each with a number in brackets before it. A judgement
     is read from its last line, which must hold as many numbers as there are answers."""
-    deadline_s: float = Field(1800.0, gt=0)
-    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
-    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
 
     @field_validator("note")
     @classmethod
     def _with_answers(cls, note: str) -> str:
         return with_place(note, ANSWERS)
 
-    @property
-    def stages(self) -> int:
-        """Most groups after the first one."""
-        return 1
-
     def first(self, group_size: int) -> int:
-        """Return the members of the first group."""
         return self.answers
 
     def largest(self, group_size: int) -> int:
-        """Return the members of the largest group."""
-        return max(self.answers, group_size - self.answers)
+        return _larger_part(self.answers, group_size)
 
 
-class VerdictFamily(Section):
+class VerdictFamily(SolvedFamily):
     """A group is sampled; then the policy reads each right answer and names its first mistake (the judge of FAPO,
     arXiv:2510.22543). An answer is flawed if most of its judgements that can be read name one, and then has the reward
     `flawed` of -`penalty` beside its own. Judgements are not trained here; the tasks of the suite `planted_mistakes`,
@@ -78,8 +104,6 @@ class VerdictFamily(Section):
     reward: str = Field(min_length=1)
     """Reward that says whether an answer is right: one above `above` is. Only right answers are judged. Tasks that give
     no such reward have no judgements."""
-    above: float = 0.0
-    """Value of the reward above which an answer is right."""
     readers: int = Field(1, ge=1)
     """Judgements of each right answer. At least 1; an odd number, so that most of them decide."""
     penalty: float = Field(1.0, ge=0)
@@ -92,30 +116,17 @@ class VerdictFamily(Section):
     note: str = Field("Mistake?\n{attempt}", max_length=MAX_FRAME)
     """Words around the answer, which stands where `{attempt}` is. The last line of a judgement must hold one number:
     that of the first wrong step, or 0."""
-    deadline_s: float = Field(1800.0, gt=0)
-    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
-    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
 
     @field_validator("note")
     @classmethod
     def _with_attempt(cls, note: str) -> str:
         return with_place(note, ATTEMPT)
 
-    @property
-    def stages(self) -> int:
-        """Most groups after the first one."""
-        return 1
-
-    def first(self, group_size: int) -> int:
-        """Return the members of the first group."""
-        return group_size
-
     def largest(self, group_size: int) -> int:
-        """Return the members of the largest group."""
         return group_size * self.readers
 
 
-class RefineFamily(Section):
+class RefineFamily(Family):
     """Some members of a group are plain episodes. Each of the others reads how one of these really went on, and plays
     the task anew (Dyna-Mind, arXiv:2510.09577). A right one that beats the mean of both groups has advantage 1, the
     others 0. Plain episodes are compared with each other alone. Tasks need several turns."""
@@ -130,27 +141,17 @@ class RefineFamily(Section):
         "An earlier plan and what really followed:\n{future}\nUse this to do better.", max_length=MAX_FRAME
     )
     """Words around the actions and observations, which stand where `{future}` is."""
-    deadline_s: float = Field(1800.0, gt=0)
-    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
-    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
 
     @field_validator("note")
     @classmethod
     def _with_future(cls, note: str) -> str:
         return with_place(note, FUTURE)
 
-    @property
-    def stages(self) -> int:
-        """Most groups after the first one."""
-        return 1
-
     def first(self, group_size: int) -> int:
-        """Return the members of the first group."""
         return self.rollouts
 
     def largest(self, group_size: int) -> int:
-        """Return the members of the largest group."""
-        return max(self.rollouts, group_size - self.rollouts)
+        return _larger_part(self.rollouts, group_size)
 
 
 HintShare = Annotated[float, Field(gt=0, le=1)]
@@ -158,7 +159,7 @@ HINT, DRAFT, ATTEMPT, REFLECTION, EXAMPLES = "{hint}", "{draft}", "{attempt}", "
 """Places in a note, each for a text."""
 
 
-class HintFamily(Section):
+class HintFamily(SolvedFamily):
     """A group in which nobody solved the task is sampled again with a hint behind its prompt, then with a stronger one,
     until somebody solves it (GHPO, arXiv:2507.10628; Scaf-GRPO, arXiv:2510.19807). The environment gives the hints in
     `StepResult.hints`."""
@@ -170,18 +171,10 @@ class HintFamily(Section):
     members: int = Field(0, ge=0)
     """Answers to each hint. 0: a whole group, which is trained in place of the one before it (GHPO). Otherwise the
     first right answer takes the place of one wrong answer of the first group (Scaf-GRPO)."""
-    reward: str = ""
-    """Reward that says whether an answer is right: one above `above` is. Absent: what the environment says
-    (`StepResult.correct`), or the return if it says nothing."""
-    above: float = 0.0
-    """Value of the reward above which an answer is right."""
     note: str = Field("A solution begins like this: {hint}", max_length=MAX_FRAME)
     """Words around a hint, which stands where `{hint}` is."""
     warmup_groups: int = Field(0, ge=0)
     """Groups at the beginning of the run that get no hints. At least 0."""
-    deadline_s: float = Field(1800.0, gt=0)
-    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
-    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
 
     @field_validator("shares")
     @classmethod
@@ -197,19 +190,13 @@ class HintFamily(Section):
 
     @property
     def stages(self) -> int:
-        """Most groups after the first one."""
         return len(self.shares)
 
-    def first(self, group_size: int) -> int:
-        """Return the members of the first group."""
-        return group_size
-
     def largest(self, group_size: int) -> int:
-        """Return the members of the largest group."""
         return max(group_size, self.members)
 
 
-class DraftFamily(Section):
+class DraftFamily(Family):
     """A group of drafts is sampled and not trained. Then a group is sampled with the best draft behind the prompt, and
     trained (iGRPO, arXiv:2602.09000)."""
 
@@ -218,30 +205,20 @@ class DraftFamily(Section):
     """Drafts of each task; learner.group_size is the number of answers with a draft. At least 1."""
     note: str = Field("Here is a first draft of an answer: {draft}\nImprove it.", max_length=MAX_FRAME)
     """Words around the draft, which stands where `{draft}` is."""
-    deadline_s: float = Field(1800.0, gt=0)
-    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
-    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
 
     @field_validator("note")
     @classmethod
     def _with_draft(cls, note: str) -> str:
         return with_place(note, DRAFT)
 
-    @property
-    def stages(self) -> int:
-        """Most groups after the first one."""
-        return 1
-
     def first(self, group_size: int) -> int:
-        """Return the members of the first group."""
         return self.drafts
 
     def largest(self, group_size: int) -> int:
-        """Return the members of the largest group."""
         return max(group_size, self.drafts)
 
 
-class BranchFamily(Section):
+class BranchFamily(Family):
     """Some members of a group are whole episodes; the others begin in the middle of these, behind an observation (ARPO,
     arXiv:2507.19849; AEPO, arXiv:2510.14545). The actor repeats the actions of the beginning, so the environment must
     answer them alike. `learner.algorithm.shared_prefix` says how the beginning is credited."""
@@ -268,25 +245,19 @@ class BranchFamily(Section):
     """Weight of the change of the uncertainty, in nats. At least 0."""
     tokens: int = Field(20, ge=1)
     """Tokens of an answer over whose -log p the uncertainty is averaged. At least 1."""
-    deadline_s: float = Field(1800.0, gt=0)
-    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
-    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
 
     @property
     def stages(self) -> int:
-        """Most groups after the first one."""
         return 2 if self.whole == "entropy_gap" else 1
 
     def first(self, group_size: int) -> int:
-        """Return the members of the first group."""
         return self.rollouts
 
     def largest(self, group_size: int) -> int:
-        """Return the members of the largest group."""
-        return max(self.rollouts, group_size - self.rollouts)
+        return _larger_part(self.rollouts, group_size)
 
 
-class RetryFamily(Section):
+class RetryFamily(SolvedFamily):
     """Some members of a group are first episodes. Those that fail are tried again: with what the policy says of its
     mistake behind the prompt (R3L, arXiv:2601.03715), or from behind the mistake (Agent-R, arXiv:2501.11425)."""
 
@@ -311,14 +282,6 @@ class RetryFamily(Section):
     mask_shared: bool = False
     """True if the steps of a wrong episode that a retry repeats are left out of its training, so that the reward is
     credited to what differs."""
-    reward: str = ""
-    """Reward that says whether an answer is right: one above `above` is. Absent: what the environment says
-    (`StepResult.correct`), or the return if it says nothing."""
-    above: float = 0.0
-    """Value of the reward above which an answer is right."""
-    deadline_s: float = Field(1800.0, gt=0)
-    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
-    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
 
     @model_validator(mode="after")
     def _has_its_texts(self) -> "RetryFamily":
@@ -353,19 +316,16 @@ class RetryFamily(Section):
 
     @property
     def stages(self) -> int:
-        """Most groups after the first one."""
         return 2 if self.reflection else 1
 
     def first(self, group_size: int) -> int:
-        """Return the members of the first group."""
         return self.rollouts
 
     def largest(self, group_size: int) -> int:
-        """Return the members of the largest group."""
-        return max(self.rollouts, group_size - self.rollouts)
+        return _larger_part(self.rollouts, group_size)
 
 
-class GuidedFamily(Section):
+class GuidedFamily(SolvedFamily):
     """A group in which nobody solved the task asks for one answer to each of several other tasks. Then the group is
     sampled again with the right ones of these as examples behind the prompt (the seeding of XRPO, arXiv:2510.06672)."""
 
@@ -379,14 +339,6 @@ class GuidedFamily(Section):
         "Here are solved examples:\n{examples}\nNow solve the task above.", max_length=MAX_FRAME
     )
     """Words around the examples, which stand where `{examples}` is."""
-    reward: str = ""
-    """Reward that says whether an answer is right: one above `above` is. Absent: what the environment says
-    (`StepResult.correct`), or the return if it says nothing."""
-    above: float = 0.0
-    """Value of the reward above which an answer is right."""
-    deadline_s: float = Field(1800.0, gt=0)
-    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
-    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
 
     @model_validator(mode="after")
     def _has_its_texts(self) -> "GuidedFamily":
@@ -400,19 +352,13 @@ class GuidedFamily(Section):
 
     @property
     def stages(self) -> int:
-        """Most groups after the first one."""
         return 2
 
-    def first(self, group_size: int) -> int:
-        """Return the members of the first group."""
-        return group_size
-
     def largest(self, group_size: int) -> int:
-        """Return the members of the largest group."""
         return max(group_size, self.candidates)
 
 
-class SteeredFamily(Conversations):
+class SteeredFamily(Conversations, SolvedFamily):
     """Some members of a group see a solved task behind their prompt. Those that are right are trained behind the plain
     prompt, beside the others, with a bonus that falls (ICPO, arXiv:2510.26519). The loss of these tokens is an entry of
     `learner.algorithm.by_origin` with origin "guided"; without one, their importance ratio compares two prompts."""
@@ -434,35 +380,20 @@ class SteeredFamily(Conversations):
     """Reward of a right answer behind a demonstration, beside its own, at version 0. At least 0."""
     until_version: int = Field(400, ge=1)
     """Policy version at which the bonus has fallen to 0, linearly. At least 1."""
-    reward: str = ""
-    """Reward that says whether an answer is right: one above `above` is. Absent: what the environment says
-    (`StepResult.correct`), or the return if it says nothing."""
-    above: float = 0.0
-    """Value of the reward above which an answer is right."""
-    deadline_s: float = Field(1800.0, gt=0)
-    """Seconds that a family waits for its next group. Then what is there is trained. Above 0. If nothing else comes
-    meanwhile, as in lockstep, a shorter learner.data_timeout_s ends the run before."""
 
     @field_validator("note")
     @classmethod
     def _with_examples(cls, note: str) -> str:
         return with_place(note, EXAMPLES)
 
-    @property
-    def stages(self) -> int:
-        """Most groups after the first one."""
-        return 1
-
     def first(self, group_size: int) -> int:
-        """Return the members of the first group."""
         return max(1, group_size - self.members)
 
     def largest(self, group_size: int) -> int:
-        """Return the members of the largest group."""
         return max(self.first(group_size), self.members)
 
 
-class TaughtFamily(Section):
+class TaughtFamily(SolvedFamily):
     """Groups that nobody solved are answered by teachers, while the run goes on. Their right answers take the place of
     some members, the likeliest to the policy first (AMPO, arXiv:2510.02227). The environment values them as it values
     those of the policy. Their loss is an entry of `learner.algorithm.by_origin` with origin "taught"."""
@@ -476,25 +407,10 @@ class TaughtFamily(Section):
     """Most members of a group that are replaced, the last ones. At least 1, below learner.group_size."""
     value: float = 1.0
     """Least return of a right answer of a teacher, with which it is compared in its group."""
-    reward: str = ""
-    """Reward that says whether an answer is right: one above `above` is. Absent: what the environment says
-    (`StepResult.correct`), or the return if it says nothing."""
-    above: float = 0.0
-    """Value of the reward above which an answer is right."""
     deadline_s: float = Field(300.0, gt=0)
     """Seconds that a family waits for the teachers. Then the group is trained, or dropped, without them. Above 0."""
 
-    @property
-    def stages(self) -> int:
-        """Most groups after the first one."""
-        return 1
-
-    def first(self, group_size: int) -> int:
-        """Return the members of the first group."""
-        return group_size
-
     def largest(self, group_size: int) -> int:
-        """Return the members of the largest group."""
         return max(group_size, len(self.teachers))
 
 
