@@ -1,16 +1,20 @@
 """Measure the page of a run: how fast it is on a large journal, and what it takes from a run that goes on.
 
 `large` writes a journal, starts `offbeat view` on it with a cold cache, and times pages, filters and trajectories.
-`beside` trains, and three arms take turns as A C P P C A in windows of some seconds, with the same time for each:
+`beside` trains, and three arms take turns as A P D D P A in windows of some seconds, with the same time for each:
 
-    A  nobody looks; viewer and browser are stopped by SIGSTOP, so that windows can be short
-    C  the viewer works for a client that asks what the page asks, at the page's rate: the browser is on another machine
-    P  a headless Chromium on the run's own cores has the page Learning open, and that client asks beside it
+    A  nobody looks; viewer and browser are stopped by SIGSTOP
+    P  a headless Chromium on the run's own cores has the page Learning open, and a client asks the same beside it
+    D  the same, but page and client rest for a twentieth of the time, so that what they cost can be told from noise
+
+Throughput wavers by several percent from window to window, and a page costs less than one, so P alone cannot
+settle a limit of 0.99. D costs many times as much; its loss, divided by how much oftener page and client asked than
+in P, is the loss of one page, with an error that is as many times smaller.
 
     python -m benchmarks.view large [--trajectories 100000] [--json FILE]
-    python -m benchmarks.view beside [--blocks 10] [--cores 2] [--json FILE]
+    python -m benchmarks.view beside [--blocks 13] [--cores 2] [--json FILE]
 
-Ten blocks take ten minutes. Nothing else should work on the machine meanwhile.
+Thirteen blocks take fourteen minutes. Nothing else should work on the machine meanwhile.
 """
 
 import argparse
@@ -36,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import ROOT, Figure, save_results, table
+from benchmarks.report import ROOT, Figure, half_interval, save_results, table
 from learner.run_files import METRICS
 
 # Helpers of the tests, which are not typed.
@@ -50,8 +54,10 @@ TRAIN_EVERY, FILE_EVERY = 16, 250
 """Groups of a learner step, and of a file of the journal."""
 POLL_S = 5.0
 """Seconds between two rounds of the client, as in launch/view/assets/app.js."""
-ROUND = "ACPPCA"
-ARMS = {"C": "a client", "P": "a page in a browser here, and a client"}
+ROUND = "APDDPA"
+ARMS = {"P": "a page and a client", "D": "both asking oftener"}
+PACES = {"A": 0, "P": 1, "D": 20}
+"""How many times as fast the rests of page and client pass in an arm."""
 ASKED = ("runs", "overview", "metrics", "names", "logs")
 """What the page Learning asks in a round."""
 METRICS_ASKED = (
@@ -61,6 +67,28 @@ STEADY = ("learner.evaluation_tasks=0", "learner.optimizer.lr=1e-8", "learner.op
 """Settings with which the job is the same in the first window and in the last: no evaluation, and no progress."""
 SETTLE_S = 1.0
 """Time that a window leaves out at its beginning."""
+PACED = """(() => {
+  const [set, clear] = [window.setTimeout.bind(window), window.clearTimeout.bind(window)];
+  let [pace, left, since, timer, wake, rests, rounds] = [1, 0, 0, 0, null, null, 0];
+  const fire = () => { const go = wake; wake = null; timer = 0; rounds += 1; go(); };
+  const wait = () => { since = performance.now(); timer = pace && wake ? set(fire, Math.max(0, left) / pace) : 0; };
+  window.setTimeout = (what, ms, ...given) => {
+    if (!(ms >= LEAST_MS)) return set(what, ms, ...given);
+    [wake, left] = [what, ms];
+    wait();
+    if (rests) rests();
+    return 0;
+  };
+  window.rounds = () => rounds;
+  window.pace = async (now, firstMs) => {
+    if (timer) { clear(timer); left -= pace * (performance.now() - since); }
+    [timer, pace] = [0, now];
+    if (!wake) await new Promise((done) => { rests = done; });
+    else if (now) { left = Math.min(left, now * firstMs); wait(); }
+  };
+})()""".replace("LEAST_MS", str(int(1_000 * POLL_S)))
+"""Script that comes before the page's own: it counts the rests in launch/view/assets/app.js, and lets them pass at a
+pace. `pace` returns while the page rests: a round that is stopped midway would make the next rest long."""
 WRITTEN = "written"
 """File that says that a large run was written whole."""
 WARM_STEPS = 10
@@ -149,15 +177,25 @@ def peak_bytes(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-def cpu_seconds(pgrp: int) -> float:
-    """Return the CPU seconds of all living processes of a group, and of their children that have ended."""
-    ticks = 0
+def cpu_seconds(root: int, *, group: bool = False) -> float:
+    """Return the CPU seconds of a process and of all below it, the ended ones included.
+
+    Args:
+        group: of the living processes of a process group instead, and of their children that have ended.
+    """
+    found: dict[int, tuple[int, int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             words = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            if int(words[2]) == pgrp:
-                ticks += sum(map(int, words[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+            found[int(stat.parent.name)] = int(words[2 if group else 1]), sum(map(int, words[11:15]))
+    if group:
+        of = [ticks for above, ticks in found.values() if above == root]
+        return sum(of) / os.sysconf("SC_CLK_TCK")
+    below, todo = set[int](), [root]
+    while todo:
+        below.add(above := todo.pop())
+        todo += [pid for pid, (parent, _) in found.items() if parent == above]
+    return sum(found[pid][1] for pid in below if pid in found) / os.sysconf("SC_CLK_TCK")
 
 
 # --- a large journal ----------------------------------------------------------------------------------------
@@ -299,8 +337,8 @@ def _time_browser(
 class Watched:
     """The steps of a run that goes on, with their time on the wall clock and totals."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / METRICS
+    def __init__(self, folder: Path, pid: int) -> None:
+        self._path, self.pid = folder / METRICS, pid
 
     def rows(self) -> list[tuple[float, float, float]]:
         """Return time, learner step and sampled tokens of each step so far."""
@@ -334,7 +372,7 @@ def training(place: Path) -> Iterator[Watched]:
             command, stdout=log, stderr=log, cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)}
         )
         try:
-            run = Watched(place / "run")
+            run = Watched(place / "run", process.pid)
             until = time.monotonic() + 300
             while len(run.rows()) < WARM_STEPS:
                 assert process.poll() is None, (place / "train.log").read_text(encoding="utf-8")[-2_000:]
@@ -347,48 +385,69 @@ def training(place: Path) -> Iterator[Watched]:
 
 
 class Watchers:
-    """A page that is open in a browser, and a client that asks the same. Both can be stopped and go on."""
+    """A page that is open in a browser, and a client that asks the same. Both can rest, and ask at another pace."""
 
     def __init__(self, folder: Path) -> None:
         self._viewer = Viewer(folder)
         self._browser = BROWSER.Browser(BROWSER.chromium())
+        self._browser.call("Page.addScriptToEvaluateOnNewDocument", source=PACED)
         self._browser.go(self._viewer.link)
         self._browser.wait("document.querySelector('h1') && document.getElementById('main').dataset.ready")
-        self._turn, self._ended = threading.Lock(), threading.Event()
+        self._change, self._pace, self._asked = threading.Condition(), 0, 0
+        self._ended = False
         self._second = threading.Thread(target=self._poll)
         self._second.start()
+        self._set(0)
 
     def _poll(self) -> None:
-        while not self._ended.wait(POLL_S):
-            with self._turn:
-                self._viewer.look()
+        with self._change:
+            while not self._ended:
+                self._change.wait(POLL_S / self._pace if self._pace else None)
+                if self._pace and not self._ended:
+                    self._viewer.look()
+                    self._asked += 1
+
+    def _set(self, pace: int) -> None:
+        with self._change:
+            self._pace = pace
+            self._change.notify()
+        self._browser.run(f"window.pace({pace}, {1_500 * SETTLE_S})")
 
     @contextlib.contextmanager
     def arm(self, name: str) -> Iterator[None]:
-        """Stop what has no part in an arm, until the context is left."""
-        if name == "A":
-            self._turn.acquire()
+        """Let both ask at the pace of an arm until the context is left; at its end they rest."""
+        if PACES[name]:
+            self._set(PACES[name])
+        else:
             self._viewer.process.send_signal(signal.SIGSTOP)
-        if name != "P":
             os.killpg(self._browser.pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            if name != "P":
+            if PACES[name]:
+                self._set(0)
+            else:
                 os.killpg(self._browser.pid, signal.SIGCONT)
-            if name == "A":
                 self._viewer.process.send_signal(signal.SIGCONT)
-                self._turn.release()
+
+    def rounds(self) -> dict[str, int]:
+        """Return how often both have asked so far; neither may be stopped."""
+        return {"page": self._browser.run("window.rounds()"), "client": self._asked}
 
     def cpu_s(self) -> dict[str, float]:
-        """Return the CPU seconds of both sides so far."""
-        stat = Path(f"/proc/{self._viewer.process.pid}/stat").read_text(encoding="utf-8")
-        ticks = sum(map(int, stat.rpartition(")")[2].split()[11:13]))
-        return {"viewer": ticks / os.sysconf("SC_CLK_TCK"), "browser": cpu_seconds(self._browser.pid)}
+        """Return the CPU seconds of all sides so far."""
+        return {
+            "viewer": cpu_seconds(self._viewer.process.pid),
+            "browser": cpu_seconds(self._browser.pid, group=True),
+            # The thread has begun, so it has a number.
+            "client": time.clock_gettime(time.pthread_getcpuclockid(self._second.ident or 0)),
+        }
 
     def close(self) -> None:
         """End them; they must not be stopped."""
-        self._ended.set()
+        with self._change:
+            self._ended = True
+            self._change.notify()
         self._second.join()
         self._browser.close()
         self._viewer.close()
@@ -406,14 +465,21 @@ def beside(blocks: int, window_s: float, cores: int) -> tuple[list[Figure], dict
     with tempfile.TemporaryDirectory(prefix="offbeat-view-") as place, training(Path(place)) as run:
         watchers = Watchers(Path(place) / "run")
         try:
-            for arm in ROUND * blocks:
+            for number, arm in enumerate(ROUND * blocks):
+                rounds = watchers.rounds()
                 with watchers.arm(arm):
                     time.sleep(SETTLE_S)
-                    begin, before = time.time(), watchers.cpu_s()
+                    begin, before = time.time(), watchers.cpu_s() | {"run": cpu_seconds(run.pid)}
                     time.sleep(window_s)
-                    end, after = time.time(), watchers.cpu_s()
-                cpu_s = {side: after[side] - before[side] for side in before}
-                windows.append({"arm": arm, "begin": begin, "end": end, "cpu_s": cpu_s})
+                    end, after = time.time(), watchers.cpu_s() | {"run": cpu_seconds(run.pid)}
+                one: dict[str, Any] = {
+                    "arm": arm, "block": number // len(ROUND), "begin": begin, "end": end
+                }  # fmt: skip
+                one["rounds"] = {who: count - rounds[who] for who, count in watchers.rounds().items()}
+                one["cpu_share"] = {
+                    side: 100 * (after[side] - before[side]) / (end - begin) for side in before
+                }
+                windows.append(one)
         finally:
             watchers.close()
         loads.append(os.getloadavg()[0])
@@ -423,45 +489,71 @@ def beside(blocks: int, window_s: float, cores: int) -> tuple[list[Figure], dict
             time.sleep(0.5)
         for one in windows:
             one["steps_per_s"], one["tokens_per_s"] = run.rates(one["begin"], one["end"])
-    figures = [
-        Figure(f"{name}, with {ARMS[arm]}", unit, looked, "nobody", bare, _spread(looked, bare))
-        for arm in ARMS
-        for name, unit, key in (
-            ("sampled tokens", "tokens/s", "tokens_per_s"),
-            ("learner steps", "steps/s", "steps_per_s"),
-        )
-        for bare, looked in [(_of_arm(windows, "A", key), _of_arm(windows, arm, key))]
-    ]
-    figures += [
-        Figure(f"CPU of the {side}, with {ARMS[arm]}", "% of a core", _cpu_shares(windows, arm, side))
-        for arm, side in (("C", "viewer"), ("P", "viewer"), ("P", "browser"))
-    ]
-    return figures, {
+            one["run_cpu_ms_per_token"] = 10 * one["cpu_share"]["run"] / one["tokens_per_s"]
+    return beside_figures(windows), {
         "windows": windows,
         "window_s": window_s,
         "settle_s": SETTLE_S,
+        "paces": PACES,
         "cores": cores,
         "nice": os.nice(0),
         "loads": loads,
     }
 
 
-def _of_arm(windows: Sequence[dict[str, Any]], arm: str, key: str) -> list[float]:
-    """Return for each block the mean of an arm's two windows."""
-    blocks = [windows[first : first + len(ROUND)] for first in range(0, len(windows), len(ROUND))]
-    return [statistics.fmean(one[key] for one in block if one["arm"] == arm) for block in blocks]
+RATES = {
+    "tokens_per_s": ("sampled tokens", "tokens/s"),
+    "steps_per_s": ("learner steps", "steps/s"),
+    "run_cpu_ms_per_token": ("CPU of the run for a sampled token", "ms"),
+}
 
 
-def _cpu_shares(windows: Sequence[dict[str, Any]], arm: str, side: str) -> list[float]:
-    return [100 * one["cpu_s"][side] / (one["end"] - one["begin"]) for one in windows if one["arm"] == arm]
+def beside_figures(windows: Sequence[dict[str, Any]]) -> list[Figure]:
+    """Return the table of `beside`. A window of P or D in which the page asked nothing is not counted."""
+    blocks: dict[int, dict[str, list[dict[str, Any]]]] = {}
+    for one in windows:
+        if one["arm"] == "A" or one["rounds"]["page"]:
+            blocks.setdefault(one["block"], {}).setdefault(one["arm"], []).append(one)
+    whole = [block for block in blocks.values() if len(block) == len(PACES)]
+
+    def of(arm: str, key: str, part: str = "") -> list[float]:
+        """Return for each block the mean of an arm's windows."""
+        return [
+            statistics.fmean(one[key][part] if part else one[key] for one in block[arm]) for block in whole
+        ]
+
+    rounds = {arm: {who: of(arm, "rounds", who) for who in ("page", "client")} for arm in ARMS}
+    # As often as the one of both that gained less.
+    oftener = min(sum(rounds["D"][who]) / sum(rounds["P"][who]) for who in ("page", "client"))
+    figures = []
+    for key, (name, unit) in RATES.items():
+        for arm, what in ARMS.items():
+            looked, bare = of(arm, key), of("A", key)
+            note = f"mean {_interval(looked, bare)}"
+            if arm == "D":
+                note += f"; for one of {oftener:.1f} times as many rounds {_interval(looked, bare, oftener)}"
+            figures.append(Figure(f"{name}, with {what}", unit, looked, "nobody", bare, note))
+    for arm, what in ARMS.items():
+        for who, counts in rounds[arm].items():
+            figures.append(Figure(f"rounds of the {who} in a window, with {what}", "", counts))
+        for side in ("viewer", "browser", "client"):
+            figures.append(
+                Figure(f"CPU of the {side}, with {what}", "% of a core", of(arm, "cpu_share", side))
+            )
+    return figures
 
 
-def _spread(values: Sequence[float], bare: Sequence[float]) -> str:
-    """Say how well the ratio is known: the geometric mean of the blocks' ratios with its standard error."""
-    logs = np.log(np.array(values) / np.array(bare))
-    error = float(logs.std(ddof=1) / len(logs) ** 0.5) if len(logs) > 1 else float("nan")
-    mean = float(np.exp(logs.mean()))
-    return f"limit 0.99; mean of {len(logs)} blocks {mean:.3f} ± {mean * error:.3f}"
+def _interval(values: Sequence[float], bare: Sequence[float], oftener: float = 1.0) -> str:
+    """Say how well the ratio is known: the geometric mean of the blocks' ratios, and its interval of 95 %.
+
+    Args:
+        oftener: number that the loss is divided by.
+    """
+    logs = np.log(np.array(values) / np.array(bare)) / oftener
+    mean = float(logs.mean())
+    half = half_interval(logs.tolist(), 0.975) if len(logs) > 1 else float("nan")
+    ends = ", ".join(f"{float(np.exp(end)):.4f}" for end in (mean - half, mean + half))
+    return f"{float(np.exp(mean)):.4f} [{ends}]"
 
 
 def main() -> None:
@@ -475,8 +567,8 @@ def main() -> None:
     of_large.add_argument("--repetitions", type=int, default=5)
     of_large.add_argument("--folder", type=Path, help="keep the run here, or use the one that is here")
     of_beside = kinds.add_parser("beside")
-    of_beside.add_argument("--blocks", type=int, default=10)
-    of_beside.add_argument("--window-s", type=float, default=8.0)
+    of_beside.add_argument("--blocks", type=int, default=13)
+    of_beside.add_argument("--window-s", type=float, default=9.0)
     of_beside.add_argument("--cores", type=int, default=2)
     for one in (of_large, of_beside):
         one.add_argument("--json", type=Path)
