@@ -18,11 +18,17 @@ def offbeat(*arguments, cwd=ROOT):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
+def complaints(done):
+    """Return what a command wrote to stderr, without the lines by which a slow machine is told what takes long."""
+    patience = ("checking the model", "trying whether vLLM")
+    return [line for line in done.stderr.splitlines() if not line.startswith(patience)]
+
+
 @pytest.mark.parametrize("recipe", ["calculator", "tppo", "remix"])
 def test_a_shipped_recipe_passes_the_check(recipe):
     """A unit test covers `check` on the other recipes."""
     done = offbeat("check", str(ROOT / "recipes" / f"{recipe}.toml"))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, complaints(done)) == (0, [])
     assert "ok" in done.stdout
 
 
@@ -61,7 +67,7 @@ def test_overrides_may_stand_before_and_behind_options():
 
 def test_recipes_are_listed_and_printed():
     done = offbeat("recipes")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, complaints(done)) == (0, [])
     rows = {line.split()[0]: line for line in done.stdout.splitlines()[1:]}
     assert set(rows) == {path.stem for path in (ROOT / "recipes").rglob("*.toml")}
     assert "critic, windows" in rows["tppo"]
@@ -75,7 +81,7 @@ def test_a_printed_recipe_is_a_run_file(tmp_path):
     path = tmp_path / "copy.toml"
     path.write_text(one.stdout)
     done = offbeat("check", str(path))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, complaints(done)) == (0, [])
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["bappo"], 1), (["bapo", "learner.steps=3"], 2)])
