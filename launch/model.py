@@ -40,9 +40,9 @@ from envs.registry import fingerprint, make_suite
 from launch.conversations import demonstrations, example, opening_of
 from launch.errors import ConfigError, LaunchError
 from launch.run_file.sections import ModelSection, RunConfig, TinyModel, WarmStartSection
-from learner.families.lessons import EVERY, SolvedTask, lessons
-from learner.settings.families import FamilyConfig
+from learner.families.lessons import EVERY, Lesson, SolvedTask, followed, lessons
 from learner.settings.learner import LearnerConfig
+from learner.settings.selection import PopulationSelection
 from protocol.files import locked_file
 
 log = logging.getLogger(__name__)
@@ -354,10 +354,13 @@ def kept_model(config: RunConfig) -> Path | None:
 
 def _tiny_folder(config: RunConfig, tiny: TinyModel) -> Path:
     text = tiny.model_dump_json(exclude={} if tiny.warm_start.lessons else {"warm_start": {"lessons"}})
-    if tiny.warm_start.lessons and (family := config.learner.family) is not None:
-        text += family.model_dump_json(exclude={"deadline_s"})
-    if tiny.warm_start.lessons and config.learner.algorithm.siblings is not None:
+    learner = config.learner
+    if tiny.warm_start.lessons and learner.family is not None:
+        text += learner.family.model_dump_json(exclude={"deadline_s"})
+    if tiny.warm_start.lessons and learner.algorithm.siblings is not None:
         text += "siblings"
+    if tiny.warm_start.lessons and isinstance(learner.selection, PopulationSelection):
+        text += json.dumps(learner.selection.instructions)
     text += config.env.model_dump_json(exclude={"content"})
     text += fingerprint(config.env.name, config.env.params)
     length = config.generator.max_model_len
@@ -372,7 +375,7 @@ def make(config: RunConfig, tiny: TinyModel, folder: Path) -> None:
     started = time.monotonic()
     talks, taught = _solutions(config, tiny.warm_start)
     questions = [m["content"] for talk in talks for m in talk[:-1] if m["role"] in ("user", "system")]
-    tokenizer = make_tokenizer(questions, words_of_notes(config.learner.family) if taught else ())
+    tokenizer = make_tokenizer(questions, words_of_notes(config.learner) if taught else ())
     save_tokenizer(tokenizer, folder, max_length=config.generator.max_model_len)
     make_tiny_model(
         folder,
@@ -420,13 +423,13 @@ Taught = tuple[list[ChatMessage], frozenset[int]]
 
 
 def _solutions(config: RunConfig, settings: WarmStartSection) -> tuple[list[list[ChatMessage]], list[Taught]]:
-    """Return the solutions of the environment, and the lessons of the run's family that are made of them."""
+    """Return the solutions of the environment, and the lessons that are made of them: of the run's family, or of its
+    instructions."""
     suite = make_suite(config.env.name, config.env.params)
 
     async def play() -> list[Taught]:
-        family = config.learner.family
         try:
-            return await taught_by(family, suite, talks) if settings.lessons and family is not None else []
+            return await taught_by(config.learner, suite, talks) if settings.lessons else []
         finally:
             await suite.close()
 
@@ -438,19 +441,25 @@ def _solutions(config: RunConfig, settings: WarmStartSection) -> tuple[list[list
     return list(talks.values()), taught
 
 
+def _lessons(learner: LearnerConfig, tasks: Sequence[SolvedTask]) -> list[Lesson]:
+    rng = np.random.default_rng(0)
+    if isinstance(learner.selection, PopulationSelection):
+        return followed(learner.selection, tasks, rng)
+    return [] if learner.family is None else lessons(learner.family, tasks, rng)
+
+
 async def taught_by(
-    family: FamilyConfig, suite: Suite, talks: Mapping[int, list[ChatMessage]]
+    learner: LearnerConfig, suite: Suite, talks: Mapping[int, list[ChatMessage]]
 ) -> list[Taught]:
-    """Return the lessons of a family as conversations. A mistake is made in the environment, which must go on after it.
+    """Return the lessons of a run as conversations. A mistake is made in the environment, which must go on after it.
 
     Args:
         talks: solutions by the numbers of their training tasks.
     """
     indices = list(talks)
     solved = [_solved(talk) for talk in talks.values()]
-    rng = np.random.default_rng(0)
     taught: list[Taught] = []
-    for lesson in lessons(family, solved, rng):
+    for lesson in _lessons(learner, solved):
         talk = talks[indices[lesson.task]]
         opening = with_note(talk[: opening_of(talk)], lesson.note)
         if lesson.answer is not None:
@@ -494,9 +503,11 @@ def _solved(talk: Sequence[ChatMessage]) -> SolvedTask:
     )
 
 
-def words_of_notes(family: FamilyConfig | None) -> list[str]:
-    """Return the words around the texts in the notes of a family."""
-    notes = (getattr(family, name, "") for name in ("note", "reflection"))
+def words_of_notes(learner: LearnerConfig) -> list[str]:
+    """Return the instructions of a run, or the words around the texts in the notes of its family."""
+    if isinstance(learner.selection, PopulationSelection):
+        return list(learner.selection.instructions)
+    notes = (getattr(learner.family, name, "") for name in ("note", "reflection"))
     return [_PLACE.sub("", note) for note in notes if note]
 
 

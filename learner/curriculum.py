@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 from learner.budget import group_sizes
 from learner.errors import NothingToLearn, Stopped
 from learner.families.family import ChildTask
+from learner.population import Population
 from learner.selection import Answer, TaskStats, choose, left_out, task_index
 from learner.settings.budget import SharedBudget
 from learner.settings.learner import EvaluationConfig, LearnerConfig
 from learner.settings.selection import (
     ChosenSelection,
     FilterSelection,
+    PopulationSelection,
     PruneSelection,
     TaskList,
     ValueSelection,
@@ -75,6 +77,8 @@ class Curriculum:
     was chosen for them is lost, so they are named without it."""
     stats: TaskStats | None = None
     """What the answers so far show of each task; None: tasks are not chosen by them."""
+    population: Population | None = None
+    """Instructions, one of which stands behind the prompt of each group; None: there are none."""
     under_way: UnderWay | None = None
     """What keeps the work under way below the bound; None: the bound alone does, see `learner.under_way`."""
     entropy: float | None = None
@@ -101,6 +105,8 @@ class Curriculum:
             self.under_way = UnderWay(self.config.units_per_batch)
         if self.stats is None:
             self.stats = self._stats_of(None)
+        if self.population is None:
+            self.population = self._population_of(None)
 
     def capacity(self, lockstep: bool, steps_left: int | None = None) -> int:
         """Return how many trajectories may be under way or waiting under the lag bound.
@@ -138,8 +144,15 @@ class Curriculum:
             return None
         return TaskStats(*size) if saved is None else TaskStats.restored(*size, saved)
 
+    def _population_of(self, saved: Mapping[str, Any] | None) -> Population | None:
+        """Return the population of a checkpoint, or a new one; None if the settings have no instructions."""
+        selection = self.config.selection
+        return Population(selection, saved) if isinstance(selection, PopulationSelection) else None
+
     def selection_metrics(self) -> dict[str, float]:
-        """Return the metrics `selection/...` of a learner step; empty if tasks are not chosen by the answers."""
+        """Return the metrics `selection/...` of a learner step; empty if nothing is chosen by the answers."""
+        if self.population is not None:
+            return self.population.gauges()
         if self.stats is None:
             return {}
         metrics, (groups, damped), selection = self.stats.gauges(), self._damped, self.config.selection
@@ -291,6 +304,7 @@ class Curriculum:
             "unfinished": sorted(unfinished),
             **({"begun": _saved(self._begun)} if self._dealt and self._begun != PLAIN else {}),
             **({} if self.stats is None else {"stats": self.stats.state()}),
+            **({} if self.population is None else {"population": self.population.state()}),
             **({} if self.config.lane is None else {"entropy": self.entropy}),
         }
 
@@ -306,6 +320,7 @@ class Curriculum:
         self._plain_size = state.get("plain_size", self._plain_size)
         self._begun = _restored(state.get("begun", ()))
         self.stats, self._shares = self._stats_of(state.get("stats")), None
+        self.population = self._population_of(state.get("population"))
         self.entropy = state.get("entropy")
         self.outstanding.clear()
         return [
@@ -393,11 +408,13 @@ class Curriculum:
         selection, stats, budget = self.config.selection, self.stats, self.config.budget
         now = self.config.first_members
         size = None if now == self._plain_size else now
+        # Seeded by the number of the group, so that a restart draws the same again.
+        rng = np.random.default_rng([self.seed, group])
+        if self.population is not None:
+            return Choice(instruction=self.population.choose(rng), size=size)
         if stats is None:
             return Choice(size=size)
         if isinstance(selection, ChosenSelection):
-            # Seeded by the number of the group, so that a restart draws the same again.
-            rng = np.random.default_rng([self.seed, group])
             under_way = (names.choice_of(group_id).task for group_id in self.outstanding)
             task = choose(selection, stats, rng, {task for task in under_way if task is not None})
         else:
@@ -418,12 +435,15 @@ class Curriculum:
 
         Failed episodes say nothing of the task, and neither do greedy baselines and members of other groups.
         """
-        task = names.choice_of(group_id).task
-        if self.stats is None or task is None:
+        choice = names.choice_of(group_id)
+        counted, number = (
+            (self.stats, choice.task) if self.population is None else (self.population, choice.instruction)
+        )
+        if counted is None or number is None:
             return
         ended = [t for t in members if t.group_id == group_id and t.status not in ("failed", "unfinished")]
         answers = [Answer(t.return_, t.correct) for t in ended if not (t.baseline or t.lane)]
-        self.stats.add(task, names.group_index(group_id), answers)
+        counted.add(number, names.group_index(group_id), answers)
         self._shares = None
 
     def _group(
@@ -443,11 +463,18 @@ class Curriculum:
                 sampling=self._sampling(temperature=self._temperature(member)),
                 min_policy_version=min_version,
                 deadline_s=self.config.sampling.max_trajectory_s,
+                note=self._instruction(choice),
             )
             for member in members
         ]
         self.outstanding[group_id] = self.outstanding.get(group_id, []) + tasks
         return tasks
+
+    def _instruction(self, choice: Choice) -> str:
+        """Return the instruction of a group; "" if it has none."""
+        if self.population is None or choice.instruction is None:
+            return ""
+        return self.population.text(choice.instruction)
 
     def _temperature(self, member: int) -> float:
         """Return the sampling temperature of a member of a group."""

@@ -159,6 +159,21 @@ SELECTION = table(
             "members of the largest of these groups; only with `[learner.budget]`",
         ),
         Gauge(
+            "selection/instructions",
+            "instructions",
+            'instructions that are not pruned; only with `kind = "population"`',
+        ),
+        Gauge(
+            "selection/best_instruction",
+            "1",
+            "place, from 0, of the instruction with the largest share of the groups; as above",
+        ),
+        Gauge(
+            "selection/best_instruction_share",
+            "share",
+            "probability with which the next group gets it; as above",
+        ),
+        Gauge(
             "selection/informative_share",
             "share",
             "groups with different returns among those that were trained or dropped since the last step",

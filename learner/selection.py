@@ -19,6 +19,7 @@ from learner.settings.selection import (
     FailuresSelection,
     FilterSelection,
     NearSelection,
+    PopulationSelection,
     PruneSelection,
     SelectionConfig,
     SequentialSelection,
@@ -43,7 +44,7 @@ def task_index(selection: SelectionConfig, group: int, seed: int = 0) -> int:
         ([0, 1, 2], [0, 1, 2])
     """
     match selection:
-        case SequentialSelection():
+        case SequentialSelection() | PopulationSelection():
             return group
         case EpochsSelection(tasks=tasks) | ChosenSelection(tasks=tasks):
             epoch, place = divmod(group, tasks)

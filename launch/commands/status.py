@@ -207,9 +207,18 @@ def tasks_lines(values: Mapping[str, Any]) -> list[str]:
     Example:
         >>> tasks_lines({"selection/unknown_share": 0.25, "selection/never_share": 0.5, "selection/always_share": 0.25})
         ['tasks    25 % unknown, 50 % never right, 25 % always right']
+        >>> tasks_lines({"selection/instructions": 3, "selection/best_instruction": 0,
+        ...              "selection/best_instruction_share": 0.92})
+        ['notes    3 instructions left; the one at place 0 has 92 % of the groups']
         >>> tasks_lines({"learner/loss": 0.0})
         []
     """
+    if "selection/instructions" in values:
+        left, place = values["selection/instructions"], values.get("selection/best_instruction", 0)
+        share = values.get("selection/best_instruction_share", 0.0)
+        return [
+            f"notes    {left:.0f} instructions left; the one at place {place:.0f} has {100 * share:.0f} % of the groups"
+        ]
     words = {
         "unknown": "unknown",
         "never": "never right",

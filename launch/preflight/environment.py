@@ -23,7 +23,7 @@ from learner.rewards import needed_marks, needed_rewards
 from learner.selection import repeated_share, task_index
 from learner.settings.families import HintFamily, JudgeFamily, RetryFamily, SteeredFamily, quoted_answers
 from learner.settings.learner import RESCUE_RULES, LearnerConfig
-from learner.settings.selection import TaskList
+from learner.settings.selection import PopulationSelection, TaskList
 
 _QUESTION: ChatMessage = {"role": "user", "content": "Question"}
 
@@ -539,6 +539,11 @@ def unread_notes(config: RunConfig) -> list[str]:
     family, tiny = config.learner.family, config.model.tiny
     if config.model.path or tiny is None or tiny.warm_start.lessons:
         return []
+    if isinstance(config.learner.selection, PopulationSelection):
+        return [
+            'learner.selection.kind is "population", but the tiny model knows nothing except its task, so no '
+            "instruction helps it; set model.tiny.warm_start.lessons = true, or take a language model"
+        ]
     if isinstance(family, JudgeFamily) or (isinstance(family, RetryFamily) and family.reflection):
         what = "judgement" if isinstance(family, JudgeFamily) else "reflection"
         return [
@@ -563,8 +568,10 @@ def no_room_for_notes(
         prompts: first prompts that were tried; those of evaluations have no note.
         encode: turns text into tokens.
     """
-    family, sampling = config.learner.family, config.learner.sampling
-    notes = {name: getattr(family, name, "") for name in ("note", "reflection")}
+    family, sampling, selection = config.learner.family, config.learner.sampling, config.learner.selection
+    notes = {f"family.{name}": getattr(family, name, "") for name in ("note", "reflection")}
+    if isinstance(selection, PopulationSelection):
+        notes = {f"selection.instructions.{place}": text for place, text in enumerate(selection.instructions)}
     longest = max((p for p in prompts if p.split == "train"), key=lambda p: p.tokens, default=None)
     if not any(notes.values()) or longest is None:
         return
@@ -574,7 +581,7 @@ def no_room_for_notes(
         needed = longest.tokens + words + quoted + sampling.max_turn_tokens
         yield (
             f"learner.sampling.{sampling.context_setting} is {sampling.context_tokens}, prompt included, but "
-            f"{longest.task} has {longest.tokens} tokens, the words of learner.family.{name} {words}, and the answers "
+            f"{longest.task} has {longest.tokens} tokens, the words of learner.{name} {words}, and the answers "
             f"in it up to {quoted}, which leaves no room for an answer; raise it, and generator.max_model_len, to "
             f"{needed} or more, or shorten the note"
         )

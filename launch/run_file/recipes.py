@@ -14,7 +14,7 @@ from launch.run_file.sections import RunConfig
 from learner.rewards import needed_marks
 from learner.settings.advantages import compares_members
 from learner.settings.algorithm import KlConvex, KlPenalty
-from learner.settings.selection import TaskList
+from learner.settings.selection import PopulationSelection, TaskList
 from recipes import ONE_ALGORITHM
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +63,7 @@ class Recipe:
             "hints": learner.family is not None and learner.family.kind == "hint",
             "families": learner.family is not None,
             "tasks again": isinstance(learner.selection, TaskList),
+            "instructions": isinstance(learner.selection, PopulationSelection),
             "replay": learner.replay is not None,
             "reference model": reference,
             "average policy": algorithm.siblings is not None,

@@ -69,7 +69,8 @@ class WarmStartSection(Section):
     lessons: bool = False
     """Show also how the tasks of `learner.family` are answered: what a judgement or a reflection looks like, and a
     solution behind a note or behind a mistake. A tiny model has never read a note. With `learner.algorithm.siblings`: a
-    task behind its solution."""
+    task behind its solution. With `learner.selection.instructions`: right answers behind the first instruction, and
+    mistakes behind the others."""
 
 
 class TinyModel(Section):

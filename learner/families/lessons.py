@@ -33,6 +33,7 @@ from learner.settings.families import (
     TaughtFamily,
     VerdictFamily,
 )
+from learner.settings.selection import PopulationSelection
 
 EVERY = 3
 """One of so many solved tasks makes lessons: a form is learnt from fewer examples than the task, and notes are long."""
@@ -68,6 +69,27 @@ def lessons(family: FamilyConfig, tasks: Sequence[SolvedTask], rng: np.random.Ge
     made: list[Lesson] = []
     for number in range(0, len(tasks), EVERY):
         made += _of_task(family, number, tasks, rng)
+    return made
+
+
+def followed(
+    population: PopulationSelection, tasks: Sequence[SolvedTask], rng: np.random.Generator
+) -> list[Lesson]:
+    """Return what teaches a tiny model to follow instructions: behind the first one it answers right, behind the others
+    it makes a mistake.
+
+    So one of the instructions helps, and which one is for the run to find out. Half of the lessons have the first one.
+    With equal shares a mistake would stand behind five of six lessons, and the model learns that before it learns to
+    tell the instructions apart.
+    """
+    made = []
+    others = population.instructions[1:]
+    for number in range(0, len(tasks), EVERY):
+        answer = tasks[number].actions[-1]
+        if rng.random() < 0.5:
+            made.append(Lesson(number, population.instructions[0], answer))
+        else:
+            made.append(Lesson(number, others[rng.integers(len(others))], spoiled(answer, rng)))
     return made
 
 

@@ -35,7 +35,7 @@ from learner.settings.families import (
     quoted_answers,
 )
 from learner.settings.learner import RESCUE_RULES, LearnerConfig, ReplayConfig
-from learner.settings.selection import FailuresSelection, TaskList, ValueSelection
+from learner.settings.selection import FailuresSelection, PopulationSelection, TaskList, ValueSelection
 from learner.settings.surrogates import BoundedSurrogate, ClipSurrogate
 
 ADAPTERS_LR = 1e-5
@@ -92,6 +92,9 @@ def _selection(learner: LearnerConfig) -> Iterator[str]:
             f'learner.selection.kind is "{selection.kind}", which goes by whole groups, but learner.train_on is '
             f'"{learner.train_on}"; use train_on = "groups", or selection kind "near"'
         )
+    if isinstance(selection, PopulationSelection):
+        others = {"family": learner.family is not None, "taught": learner.taught is not None}
+        yield from not_together('learner.selection of kind "population"', "learner", others)
 
 
 def _budget(learner: LearnerConfig) -> Iterator[str]:

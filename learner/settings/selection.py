@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from protocol.messages.fields import MAX_TEXT
 from protocol.section import Section
 
 
@@ -90,6 +91,47 @@ class ValueSelection(ChosenSelection):
     paper says that repeated tasks are damped, and not how, so the rule is ours."""
 
 
+Instruction = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+
+
+class PopulationSelection(Section):
+    """A population of instructions (INSPO, arXiv:2512.01945). Tasks are dealt in the order of their numbers, and one of
+    the instructions stands behind the prompt of each group, drawn by what it brought so far. Evaluations have none."""
+
+    kind: Literal["population"] = "population"
+    instructions: tuple[Instruction, ...] = Field(
+        (
+            "Think step by step.",
+            "Answer at once, without an explanation.",
+            "Say first what is asked, then answer.",
+            "Check your answer before you give it.",
+        ),
+        strict=False,
+        min_length=2,
+        max_length=256,
+    )
+    """The instructions, at least 2, all different. They are known by their places; a run that goes on may have further
+    ones at the end. The default has four general ones."""
+    temperature: float = Field(0.1, gt=0)
+    """How strongly the reward decides, in units of the reward: an instruction whose mean return is w has the weight
+    exp(w / temperature). Above 0."""
+    half_life: float = Field(64.0, gt=0)
+    """Answers to an instruction after which an earlier answer to it counts half. Above 0; ours."""
+    prune_every: int = Field(64, ge=0)
+    """Groups after which the instruction with the smallest mean return is left out; with `learner.train_on` other than
+    "groups", trajectories. At least 0; 0: none is ever. The paper prunes now and then."""
+    smallest: int = Field(2, ge=1)
+    """Instructions that are always kept. At least 1."""
+
+    @field_validator("instructions")
+    @classmethod
+    def _different(cls, instructions: tuple[str, ...]) -> tuple[str, ...]:
+        twice = next((text for text in instructions if instructions.count(text) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice!r} is there twice; write each instruction once")
+        return instructions
+
+
 SelectionConfig = Annotated[
     SequentialSelection
     | EpochsSelection
@@ -97,6 +139,7 @@ SelectionConfig = Annotated[
     | FailuresSelection
     | PruneSelection
     | FilterSelection
-    | ValueSelection,
+    | ValueSelection
+    | PopulationSelection,
     Field(discriminator="kind"),
 ]

@@ -5,11 +5,13 @@ import math
 import numpy as np
 import pytest
 
+from learner.population import Population, instruction_chances
 from learner.selection import Answer, TaskStats, choose, near_weights
 from learner.settings.selection import (
     FailuresSelection,
     FilterSelection,
     NearSelection,
+    PopulationSelection,
     PruneSelection,
     ValueSelection,
 )
@@ -167,3 +169,58 @@ def test_an_answer_counts_half_after_so_many_further_ones():
 @pytest.mark.parametrize(("correct", "right"), [(None, True), (False, False), (True, True)])
 def test_right_is_what_the_environment_says(correct, right):
     assert Answer(0.5, correct).right is right
+
+
+# --- INSPO, arXiv:2512.01945 -----------------------------------------------------------------------------------
+
+
+def population(*rates, **settings):
+    """Return a population after one group of each instruction with so many right answers of 8."""
+    texts = tuple(f"instruction {number}" for number in range(len(rates)))
+    made = Population(PopulationSelection(instructions=texts, **settings))
+    for number, right in enumerate(rates):
+        made.add(number, number, group(right))
+    return made
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.3, 2.0])
+def test_instructions_have_the_chances_of_inspo(temperature):
+    # Card a11: p = softmax(w / tau).
+    weights = np.array([1.0, 0.25, 0.5])
+    slow = [math.exp(w / temperature) for w in weights]
+    found = instruction_chances(weights, np.ones(3, bool), temperature)
+    np.testing.assert_allclose(found, [w / sum(slow) for w in slow], rtol=1e-12)
+
+
+def test_chances_of_instructions_by_hand():
+    # Rates 1, .5 and 0 at tau = .5: exp(2) = 7.389, exp(1) = 2.718, exp(0) = 1; their sum is 11.107.
+    found = population(8, 4, 0, temperature=0.5, prune_every=0).chances
+    np.testing.assert_allclose(found, [0.6652, 0.2447, 0.0900], atol=5e-5)
+    # Card a11: equal weights give a uniform draw.
+    assert population(4, 4, 4, 4).chances.tolist() == [0.25] * 4
+
+
+def test_an_instruction_is_drawn_with_its_chance():
+    made = population(8, 4, 0, temperature=0.5, prune_every=0)
+    drawn = [made.choose(np.random.default_rng([0, number])) for number in range(DRAWS)]
+    np.testing.assert_allclose(np.bincount(drawn) / DRAWS, made.chances, atol=0.04)
+
+
+def test_earlier_answers_to_an_instruction_fade():
+    # 8 answers of 1, then 8 of 0 with a half-life of 8: (0.5 * 8 + 0) / (0.5 * 8 + 8) = 1/3.
+    made = population(8, 4, half_life=8, prune_every=0)
+    made.add(0, 2, group(0))
+    np.testing.assert_allclose(made.weights, [1 / 3, 1 / 2])
+
+
+def test_the_one_good_instruction_of_six_gets_most_groups():
+    """Of six instructions one is right in 0.7 of the answers, the others in 0.3: the bar is 0.8."""
+    texts = tuple("abcdef")
+    for seed in range(5):
+        made = Population(PopulationSelection(instructions=texts, prune_every=0))
+        answers = np.random.default_rng(seed)
+        for number in range(400):
+            drawn = made.choose(np.random.default_rng([seed, number]))
+            right = answers.random(8) < (0.7 if drawn == 4 else 0.3)
+            made.add(drawn, number, [Answer(float(one)) for one in right])
+        assert made.chances[4] > 0.8

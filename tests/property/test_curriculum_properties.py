@@ -54,11 +54,9 @@ class World:
 
     def put(self, tasks):
         for task in tasks:
-            group, index, chosen = (
-                group_index(task.group_id),
-                task.data["index"],
-                choice_of(task.group_id).task,
-            )
+            choice, group, index = choice_of(task.group_id), group_index(task.group_id), task.data["index"]
+            chosen = choice.task
+            assert task.note == ("" if choice.instruction is None else "abcd"[choice.instruction])
             if chosen is None:
                 assert self.index.setdefault(group, index) == index, "dealt again with another task"
             else:
@@ -144,7 +142,7 @@ class World:
         one, other = (self.resumed(state)[0] for _ in range(2))
         assert one.state() == other.state() == self.curriculum.state()
         fresh = [c.refill(version=0, lockstep=False) for c in (one, other)]
-        assert [(t.task_id, t.data) for t in fresh[0]] == [(t.task_id, t.data) for t in fresh[1]]
+        assert fresh[0] == fresh[1]
         if one.stats is not None:
             held = {name for name in map(choice_of, one.outstanding) if name.task is not None}
             assert all(one.stats.dealt[name.task] for name in held)
@@ -153,6 +151,7 @@ class World:
 
 SELECTIONS = {"sequential": {"kind": "sequential"}, "epochs": {"kind": "epochs", "tasks": EPOCH}}
 SELECTIONS |= {kind: {"kind": kind, "tasks": 9} for kind in ("near", "failures", "prune", "filter", "value")}
+SELECTIONS["population"] = {"kind": "population", "instructions": ["a", "b", "c", "d"], "prune_every": 3}
 SELECTIONS["shared"] = {"kind": "epochs", "tasks": 9}
 ACTIONS = ["deal", "train", "train", "train", "give_up", "checkpoint", "crash"]
 
@@ -162,7 +161,7 @@ CASES = [
     for train_on in ("groups", "trajectories", "windows")
     for selection in SELECTIONS
     # The others differ from "near" in the choice alone.
-    if train_on == "groups" or selection in ("sequential", "epochs", "near")
+    if train_on == "groups" or selection in ("sequential", "epochs", "near", "population")
 ]
 
 

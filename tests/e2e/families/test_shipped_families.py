@@ -96,3 +96,15 @@ def test_the_named_part_acts_on_the_job_that_shows_it(offbeat, recipe):
 def test_some_retries_behind_a_reflection_are_right(offbeat):
     run = offbeat("methods/families/r3l", *SETTINGS, "learner.steps=16", timeout_s=800)
     assert any(step.get("family/retried_right_share", 0.0) > 0 for step in run.steps)
+
+
+@pytest.mark.soak
+def test_the_instruction_that_helps_gets_most_groups(offbeat):
+    """It has more groups than all others together; drawn alike it would have a sixth."""
+    run = offbeat(
+        "methods/selection/inspo", *SETTINGS, "learner.steps=60", "run.max_minutes=8", timeout_s=800
+    )
+    assert run.summary["episodes"]["failed"] == 0, run.summary["episodes"]
+    last = run.steps[-1]
+    assert last["selection/best_instruction"] == 0
+    assert last["selection/best_instruction_share"] > 0.5

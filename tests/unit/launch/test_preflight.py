@@ -146,6 +146,11 @@ def test_a_tiny_model_that_was_shown_no_lesson_is_told_of(run, family, what):
     assert f"no {what} can be read; set model.tiny.warm_start.lessons = true" in remark
 
 
+def test_a_tiny_model_that_follows_no_instruction_is_told_of(run):
+    (remark,) = unread_notes(run(model={"tiny": {}}, learner={"selection": {"kind": "population"}}))
+    assert "no instruction helps it; set model.tiny.warm_start.lessons = true" in remark
+
+
 @pytest.mark.parametrize("path", ["nowhere", "./no/such/folder", "/no/folder"])
 def test_a_path_that_is_neither_folder_nor_hub_name_is_refused(run, path):
     said = refusal(run(model={"path": path}))

@@ -53,6 +53,7 @@ FAMILIES = [
     "xrpo-seeding",
     "icpo",
     "fapo",
+    "inspo",
 ]
 
 
