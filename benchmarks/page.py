@@ -32,6 +32,7 @@ COMMANDS = {
     "claims": "claims --claims GDPO DVAO G2RPO OTC GiGPO --plot docs/images/claims.png",
     "claims-doors": "claims --claims GiGPO-doors --plot docs/images/claims-doors.png",
     "claims-families": "claims --claims GHPO ARPO-branch --plot docs/images/claims-families.png",
+    "claims-instructions": "claims --claims INSPO --seeds 1 2 3 4 5",
     "elastic": "elastic --seconds 45 --every 15",
     "generation": "generation --repetitions 5",
     "generation-smollm2": "generation --size smollm2 --requests 128 --repetitions 5",

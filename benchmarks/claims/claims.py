@@ -35,12 +35,14 @@ BUDGETS = {
     "doors": Budget(60_000),
     "dials": Budget(160_000),
     "wide_lake": Budget(16_000, "steps"),
+    "instructions": Budget(12_000),
 }
 """Budget of a run, by task."""
 
-Measure = Literal["final", "area", "calls"]
+Measure = Literal["final", "area", "calls", "first"]
 """Subject of a bar. "final": the share of solved trajectories in the last fifth of the budget; "area": this share
-over all of it; "calls": the mean number of tool calls in the last fifth, of which less is better. Only trajectories
+over all of it; "calls": the mean number of tool calls in the last fifth, of which less is better; "first": the share of
+trajectories behind the first of several instructions, the one that helps, in the last fifth. Only trajectories
 from the task's own prompt count: none that was given a hint, and none that began in the middle of another one."""
 
 
@@ -57,6 +59,8 @@ class Arm:
     """Scale of the group advantage, in place of the recipe's."""
     family: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `[learner.family]`, in place of the recipe's."""
+    selection: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of `[learner.selection]`, in place of the recipe's; none: tasks are chosen as the task says."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ class Claim:
 
 _PLAIN = {"misleading": 0.0, "heavy": 0.0}
 _MISLED, _HEAVY = {"heavy": 0.0}, {"misleading": 0.0}
+_SIX = {"instructions": ("dgkn", "ahlp", "bejm", "cfio", "dfim", "bglo")}
+"""Beginnings of combinations, of which the first is that of the lock."""
 _ARMS = (
     Arm("sum", "several_rewards", "grpo", _PLAIN),
     Arm("gdpo", "several_rewards", "gdpo", _PLAIN),
@@ -109,6 +115,8 @@ _ARMS = (
     Arm("grpo-wide", "wide_lake", "grpo"),
     Arm("branch-anywhere", "wide_lake", "arpo-branch", family={"rollouts": 4, "where": "anywhere"}),
     Arm("arpo-branch", "wide_lake", "arpo-branch", family={"rollouts": 4}),
+    Arm("any-instruction", "instructions", "inspo", selection=_SIX | {"temperature": 1e9, "prune_every": 0}),
+    Arm("inspo", "instructions", "inspo", selection=_SIX),
 )
 ARMS = {arm.name: arm for arm in _ARMS}
 """All arms by name."""
@@ -169,6 +177,13 @@ CLAIMS = (
         (Bar("final", "grpo-wide", 0.08), Bar("final", "branch-anywhere", 0.0, better=False)),
         "recipes/families.md#arpo-branch",
     ),
+    Claim(
+        "INSPO",
+        "inspo",
+        "the one instruction of six that helps gets more than 0.8 of the groups",
+        (Bar("first", "any-instruction", 0.6, reach=0.8),),
+        "recipes/selection.md#inspo",
+    ),
 )
 
 
@@ -191,5 +206,8 @@ def configured(arm: Arm) -> RunConfig:
         algorithm = algorithm.model_copy(update={"advantage": GroupAdvantage(scale=arm.scale)})
     reward = theirs.reward.model_copy(update={"weights": dict(arm.weights)})
     family = None if theirs.family is None else theirs.family.model_copy(update=dict(arm.family))
-    learner = config.learner.model_copy(update={"algorithm": algorithm, "reward": reward, "family": family})
+    parts: dict[str, Any] = {"algorithm": algorithm, "reward": reward, "family": family}
+    if arm.selection:
+        parts["selection"] = theirs.selection.model_copy(update=dict(arm.selection))
+    learner = config.learner.model_copy(update=parts)
     return config.model_copy(update={"learner": learner})

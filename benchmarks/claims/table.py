@@ -36,6 +36,8 @@ class Point(NamedTuple):
     """Steps of the environment, of all batches up to this one, that the policy chose."""
     repeated: int = 0
     """Steps of the environment that branches repeated, which no policy chose again."""
+    first: float = 0.0
+    """Share of the trajectories behind the first of several instructions."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ def next_point(before: Point, units: Sequence[Unit]) -> Point:
         calls=sum(calls) / max(1, len(plain)),
         steps=before.steps + sum(t.action_turns for t in sampled),
         repeated=before.repeated + sum(map(repeated_steps, sampled)),
+        first=sum(names.choice_of(t.group_id).instruction == 0 for t in plain) / max(1, len(plain)),
     )
 
 
@@ -147,7 +150,11 @@ def value_of(cell: Cell, measure: Measure) -> float:
         parts = zip(cell.used, [0, *cell.used[:-1]], cell.curve, strict=True)
         return sum((end - start) * point.solved for end, start, point in parts) / cell.used[-1]
     last = last_points(cell)
-    return sum(point.solved if measure == "final" else point.calls for point in last) / len(last)
+    return sum(float(getattr(point, OF_POINTS[measure])) for point in last) / len(last)
+
+
+OF_POINTS: Mapping[Measure, str] = {"final": "solved", "calls": "calls", "first": "first"}
+"""Measures that are means over batches, each with the number of a batch."""
 
 
 def last_points(cell: Cell) -> list[Point]:
@@ -251,6 +258,7 @@ WORDS: Mapping[Measure, str] = {
     "final": "solved, last fifth",
     "area": "solved, whole run",
     "calls": "calls saved",
+    "first": "share of the first instruction, last fifth",
 }
 """Measures in words."""
 ALONE = ("| task | bar | paired difference | seeds | verdict |", "|---|---|---|---|---|")

@@ -40,7 +40,9 @@ from envs.scoring.scorer import Question
 from launch.model import make_tokenizer, save_tokenizer
 from launch.preflight.environment import lacking
 from launch.run_file.load import load
+from learner.population import Population
 from learner.rewards import needed_marks, needed_rewards
+from learner.selection import Answer
 from learner.settings.advantages import GroupAdvantage
 from learner.trajectory import Unit, UnitPart
 from protocol.messages.episodes import Turn
@@ -129,6 +131,34 @@ def test_arms_with_families_differ_from_the_baseline_in_these_alone():
     # The trajectories of a batch are as many in all arms: eight to a task.
     assert {learner.group_size for learner in (plain, anywhere, unsure)} == {8}
     assert unsure.family.rollouts == 4
+
+
+def test_one_of_six_instructions_helps_and_the_baseline_draws_them_all_alike():
+    arm, other = (configured(ARMS[name]) for name in ("inspo", "any-instruction"))
+    suite, selection = make_suite(arm.env.name, arm.env.params), arm.learner.selection
+    first, *others = selection.instructions
+    assert len(others) == 5
+    assert suite.combination(0)[:-1] == first
+    assert {*map(len, others)} == {len(first)}
+    assert all(symbol in dial(place) for text in others for place, symbol in enumerate(text))
+    alike = Population(other.learner.selection)
+    for group in range(200):
+        alike.add(0, group, [Answer(1.0)] * 8)
+        alike.add(1, group, [Answer(0.0)] * 8)
+    np.testing.assert_allclose(alike.chances, 1 / 6, atol=1e-6)
+    same = other.learner.selection.model_copy(update={"temperature": 0.1, "prune_every": 64})
+    assert same == selection
+    assert other.learner.model_copy(update={"selection": selection}) == arm.learner
+
+
+def test_the_share_of_the_first_instruction_counts_trajectories_from_the_own_prompt():
+    groups = ("0g1i0", "0g2i3", "0g3i0", "0g4i1")
+    parts = [UnitPart(group, [trajectory(group, 0, turns=1, solved=False)]) for group in groups]
+    points = next_point(Point(0, 0.0, 0.0), [Unit("0g1", "0g1", [], tuple(parts))])
+    assert points.first == 0.5
+    run = cell(curve=[Point(100, 0.0, 0.0, first=0.1), Point(500, 0.0, 0.0, first=0.9)])
+    assert value_of(run, "first") == 0.9
+    assert cell().curve[0].first == 0.0
 
 
 @pytest.mark.parametrize(("name", "kind"), [("ghpo", "hint"), ("arpo-branch", "branch"), ("grpo-wide", None)])
