@@ -138,6 +138,7 @@ def train_in_process(
         config = run_folder.with_ports(config)
         run_folder.save_config(config, folder / run_folder.CONFIG)
         say(f"{'resuming' if resume else 'run folder'} {folder}")
+        say(run_folder.line_to_type(folder))
         model = str(prepare(config))
         with loop_of_all_roles() as loop, usual_tracebacks(), quitting_ends(), usual_signals():
             roles = Roles(config, folder, model, journal, loop, say)

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -294,6 +295,16 @@ def create(config: RunConfig, *, resume: bool | Path) -> Path:
     except OSError as error:
         raise _unwritable(config, error) from None
     return folder
+
+
+def line_to_type(folder: Path) -> str:
+    """Return what tells a person how to look at a run.
+
+    Example:
+        >>> line_to_type(Path("runs/first try"))
+        "to look at it in a browser: offbeat view 'runs/first try'"
+    """
+    return f"to look at it in a browser: offbeat view {shlex.quote(str(folder))}"
 
 
 def check_step(folder: Path, step: int) -> None:

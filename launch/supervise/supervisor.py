@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import shlex
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -235,7 +234,7 @@ def train(
         run_folder.save_config(asked or config, folder / run_folder.ASKED)
         method = f", method {config.method}" if config.method else ""
         panel.note(f"{'resuming' if resume else 'run folder'} {folder}{method}")
-        panel.note(f"to look at it in a browser: offbeat view {shlex.quote(str(folder))}")
+        panel.note(run_folder.line_to_type(folder))
         crew = Crew(config, folder, note=panel.note, about=partial(about_run, config))
         try:
             prepare_model(config, folder, panel, interrupt)
