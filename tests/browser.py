@@ -17,7 +17,11 @@ from typing import Any
 import aiohttp
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-TIMEOUT_S = 30.0
+TIMEOUT_S = 180.0
+"""Longest wait for anything: far longer than it takes, because a machine may be very busy."""
+MAIN = "document.getElementById('main').dataset"
+READY = f"{MAIN}.ready"
+"""Number of the view that is drawn."""
 KEYS = {"ArrowRight": 39, "ArrowLeft": 37, "Enter": 13, "Tab": 9, "Escape": 27}
 
 
@@ -101,7 +105,11 @@ class Browser:
     def run(self, script: str) -> Any:
         """Run a script in the page, and return its value; a promise is waited for."""
         found = self.call(
-            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, timeout=20_000
+            "Runtime.evaluate",
+            expression=script,
+            awaitPromise=True,
+            returnByValue=True,
+            timeout=1_000 * TIMEOUT_S,
         )
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
@@ -134,15 +142,17 @@ class Browser:
 
     def open(self, view: str) -> None:
         """Go to a view of the page, such as ``/table?run=a``, and wait until it is there."""
-        before = self.run("document.getElementById('main').dataset.ready")
-        self.run(f"location.hash = {json.dumps('#' + view)}")
-        self.wait(f"document.getElementById('main').dataset.ready !== {json.dumps(before)}")
+        self.settled(f"location.hash = {json.dumps('#' + view)}")
 
     def settled(self, script: str) -> None:
         """Run a script that changes the view, and wait until the new one is there."""
-        before = self.run("document.getElementById('main').dataset.ready")
-        self.run(script)
-        self.wait(f"document.getElementById('main').dataset.ready !== {json.dumps(before)}")
+        # In one go, and by its address, too: a page that is followed may draw the old view anew meanwhile.
+        before = self.run(f"(() => {{ const before = {READY}; {script}; return before; }})()")
+        self.wait_for_view(before)
+
+    def wait_for_view(self, before: str) -> None:
+        """Wait for the view of the address, drawn after the one whose number was ``before``."""
+        self.wait(f"{READY} !== {json.dumps(before)} && {MAIN}.view === location.hash")
 
     def press(self, key: str) -> None:
         """Press a key."""

@@ -32,12 +32,14 @@ const KEYS = [
 const main = document.getElementById("main");
 const select = document.getElementById("run");
 let asked = 0;
+let finished = 0;
 let runs = [];
 let update = null;
 
 /** Shows the view that the address names. */
 async function show(keepPlace = false, anyway = false) {
   const mine = ++asked;
+  const hash = location.hash;
   const { page, given } = view();
   const found = PAGES[page]?.[1] || BEHIND[page];
   given.run = runs.some((run) => run.run === given.run) ? given.run : runs[0]?.run;
@@ -55,6 +57,7 @@ async function show(keepPlace = false, anyway = false) {
   }
   // A later view may have been asked for meanwhile.
   if (mine !== asked) return;
+  finished = mine;
   update = updates || null;
   if (keepPlace && !anyway && newsCount() === known) return;
   const place = keepPlace ? window.scrollY : 0;
@@ -63,6 +66,7 @@ async function show(keepPlace = false, anyway = false) {
   window.scrollTo(0, place);
   if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
   document.title = `${main.querySelector("h1")?.textContent || page} · ${given.run}`;
+  main.dataset.view = hash;
   main.dataset.ready = String(mine);
   requestAnimationFrame(redraw);
 }
@@ -177,6 +181,8 @@ async function follow() {
 }
 
 async function renew() {
+  // A view that is on its way would be given up for one that finds nothing new, and draws nothing.
+  if (asked !== finished) return;
   const { page } = view();
   const busy = document.activeElement?.matches("input, select") || document.querySelector("dialog[open]");
   if (!PAGES[page] || page === "table" || page === "differences" || busy) return;

@@ -1,5 +1,6 @@
 """Test that killing the viewer at any moment changes no byte of the run folder."""
 
+import http.client
 import http.cookiejar
 import random
 import subprocess
@@ -34,11 +35,12 @@ def ask_much(base, secret, stop):
         "samples",
     ]
     try:
-        opener.open(login, timeout=10).read()
+        opener.open(login, timeout=60).read()
         while not stop.is_set():
             for question in questions:
-                opener.open(f"{base}/api/{question}", timeout=10).read()
-    except OSError:
+                opener.open(f"{base}/api/{question}", timeout=60).read()
+    except (OSError, http.client.HTTPException):
+        # An answer may have been cut off in its middle.
         return
 
 
@@ -60,8 +62,8 @@ def test_a_viewer_killed_at_any_moment_changes_no_byte(tmp_path):
         # The moment is what is drawn; nothing waits for anything here.
         time.sleep(draw.uniform(0.0, 0.4))
         process.kill()
-        process.wait(10)
+        process.wait(60)
         stop.set()
-        asking.join(30)
+        asking.join(60)
         process.stdout.close()
         assert contents(folder) == before

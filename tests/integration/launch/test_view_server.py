@@ -239,5 +239,5 @@ def test_the_command_prints_a_link_and_ends_at_a_signal(folder):
     assert os.getpriority(os.PRIO_PROCESS, process.pid) >= 10
     assert os.sched_getscheduler(process.pid) == os.SCHED_BATCH
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(200) == 0
     process.stdout.close()
