@@ -100,11 +100,10 @@ def test_some_retries_behind_a_reflection_are_right(offbeat):
 
 @pytest.mark.soak
 def test_the_instruction_that_helps_gets_most_groups(offbeat):
-    """It has more groups than all others together; drawn alike it would have a sixth."""
+    """Over the run it has more groups than all others together; drawn alike it would have a sixth."""
     run = offbeat(
         "methods/selection/inspo", *SETTINGS, "learner.steps=60", "run.max_minutes=8", timeout_s=800
     )
     assert run.summary["episodes"]["failed"] == 0, run.summary["episodes"]
-    last = run.steps[-1]
-    assert last["selection/best_instruction"] == 0
-    assert last["selection/best_instruction_share"] > 0.5
+    best = [(s["selection/best_instruction"], s["selection/best_instruction_share"]) for s in run.steps]
+    assert sum(share for place, share in best if place == 0) / len(best) > 0.5, best
