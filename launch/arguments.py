@@ -176,7 +176,7 @@ BY_HAND = ("broker", "learner", "generator", "actor", "weights", "judge")
 """Commands that become a role. Their exit code says whether another start could help, see `launch.errors`."""
 RUN_FILE = "TOML file, or a name that `offbeat recipes` lists, for example spell_backward"
 OVERRIDES = "settings in place of the file's, for example learner.steps=20"
-WITH_CODES = (*BY_HAND, "host")
+WITH_CODES = (*BY_HAND, "host", "train")
 """Commands whose exit code says whether another start could help, also if the command line refuses something."""
 NO_RUN_FILE = (
     "recipes",

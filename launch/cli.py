@@ -183,7 +183,7 @@ def execute(args: argparse.Namespace, config: RunConfig) -> int:
             if args.in_process:
                 train_for_debugging(args, config)
             else:
-                train_here(args, config)
+                return train_here(args, config)
         case "plan":
             from launch.plan.command import plan
 
@@ -224,16 +224,16 @@ def show_check(args: argparse.Namespace, config: RunConfig) -> None:
     sys.stdout.write(f"{args.run_file}: ok (run {config.run.name}, {method}mode {config.run.mode})\n")
 
 
-def train_here(args: argparse.Namespace, config: RunConfig) -> None:
-    """Try what a run file names, then train with all roles on this host."""
+def train_here(args: argparse.Namespace, config: RunConfig) -> int:
+    """Try what a run file names, then train with all roles on this host. Return the exit code."""
     from launch.supervise.panel import Panel
-    from launch.supervise.supervisor import train
+    from launch.supervise.supervisor import code_of, train
 
     tried = examined(config)
     with Panel() as panel:
         for remark in tried.remarks:
             panel.note(remark)
-        train(
+        summary = train(
             tried.config,
             resume=args.resume,
             from_step=args.from_step,
@@ -241,6 +241,7 @@ def train_here(args: argparse.Namespace, config: RunConfig) -> None:
             panel=panel,
             asked=config,
         )
+    return code_of(summary)
 
 
 def train_for_debugging(args: argparse.Namespace, config: RunConfig) -> None:

@@ -44,7 +44,18 @@ class HostTaken(LaunchError):
 
 
 class RoleFailed(LaunchError, RuntimeError):
-    """A process that the run needs has ended; the text holds the end of its log."""
+    """A process that the run needs has ended; the text holds the end of its log.
+
+    Args:
+        text: what has happened.
+        final: whether another start would only repeat it.
+    """
+
+    final: bool
+
+    def __init__(self, text: str, *, final: bool = False) -> None:
+        super().__init__(text)
+        self.final = final
 
 
 class RecordingError(LaunchError):
@@ -52,7 +63,18 @@ class RecordingError(LaunchError):
 
 
 class NothingTrained(LaunchError):
-    """The run ended before its first step, so there is no summary; the text says what ended it."""
+    """The run ended before its first step, so there is no summary; the text says what ended it.
+
+    Args:
+        text: what has happened.
+        again: whether an engine should start the run again, because a signal has ended it.
+    """
+
+    again: bool
+
+    def __init__(self, text: str, *, again: bool = False) -> None:
+        super().__init__(text)
+        self.again = again
 
 
 class TooSlow(LaunchError):
@@ -72,7 +94,7 @@ DONE = 0
 FAILED = 1
 """Error that another start may not repeat, such as a lost connection. Python's own code for an exception."""
 COME_BACK = 75
-"""The process has left a run that goes on, or found no run; engines start it again."""
+"""The process has left a run that goes on, found no run, or is a head that a signal ended; engines start it again."""
 FINAL = 65
 """Error that another start would only repeat: a wrong setting, a diverged run, an unusable journal."""
 

@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from launch.errors import COME_BACK
+from launch.errors import COME_BACK, FINAL
 from launch.fleet.job import ACTORS, GENERATORS, Job, launch_folder
 from launch.fleet.kubernetes import VALUES, chart_values, objects, to_yaml
 from launch.fleet.ray_hosts import WISH, wish
@@ -21,8 +21,12 @@ WAIT_TRIES, WAIT_S = 360, 5
 """How often, and how many seconds apart, a task looks for the ticket that the head's job writes."""
 REQUEUED_S = 60
 """Time that a script waits for the requeue that it has asked for."""
+RESUMED = """\
+resume=
+[ -e "$run/epoch" ] && resume=--resume"""
+"""Lines of a script that make a head go on with its run, if a learner has begun in the folder `$run`."""
 RETRY_S = 10
-"""Time between two tries to start a host that has ended by a fault, or was told to come back."""
+"""Time between two tries to start a head or a host that has ended by a fault, or was told to come back."""
 
 
 def render(job: Job, site: Site, engine: str) -> dict[str, str]:
@@ -120,8 +124,7 @@ tickets={shlex.quote(f"{folder}/tickets")}
 mkdir -p "$tickets" && chmod 700 "$tickets"
 rm -f "$tickets"/*.ticket
 touch "$tickets/began"
-resume=
-[ -e "$run/epoch" ] && resume=--resume
+{RESUMED}
 # No trap: `scancel` ends this script at once, so that nothing is requeued. A preemption signals the step alone.
 srun --overlap -n1 {command} weights.advertised_host="$(hostname)" $resume &
 train=$!
@@ -138,10 +141,10 @@ while kill -0 $train 2>/dev/null; do
 done
 wait $train
 rc=$?
-if [ "$rc" = 0 ] && grep -Eq '"run": *"over"' "$run/result.json"; then
+if [ "$rc" = 0 ]; then
     # Tasks that have not begun would wait for a head that is done.
     scancel --me --state=PENDING --name={others}
-elif [ "$rc" = 0 ]; then
+elif [ "$rc" = {COME_BACK} ]; then
     # The learner has written a checkpoint, and goes on elsewhere.
     scontrol requeue "$SLURM_JOB_ID"
     sleep {REQUEUED_S}
@@ -173,7 +176,7 @@ done
 srun --overlap -n1 offbeat host --ticket "$ticket" {counts} --grace {site.grace_s:g}
 rc=$?
 # A step that drains and ends with 0 completes the job, so a task that is to come back asks for it.
-if [ $rc = 75 ]; then
+if [ $rc = {COME_BACK} ]; then
     scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
     sleep {REQUEUED_S}
 fi
@@ -213,10 +216,9 @@ exit {COME_BACK}
 def _head_script(job: Job, port: int, address: str) -> str:
     """Return the script of a head that runs where `offbeat launch` does."""
     command = _words(["offbeat", *head_command(job, port, address=address)])
-    run = shlex.quote(job.run_folder)
     head = f"""
-resume=
-[ -e {run}/epoch ] && resume=--resume
+run={shlex.quote(job.run_folder)}
+{RESUMED}
 exec {command} $resume
 """
     return _script([], head)
@@ -228,22 +230,31 @@ exec {command} $resume
 def _systemd(job: Job, site: SystemdSite) -> dict[str, str]:
     user = [f"User={site.user}"] if site.user else []
     target = "multi-user.target" if site.user else "default.target"
-    words = _units([site.program, *head_command(job, site.port, address=site.address)])
+    run = f"run={shlex.quote(job.run_folder)}"
+    command = _words([site.program, *head_command(job, site.port, address=site.address)])
+    result = '"$run/result.json"'
+    over = f"""grep -Eqs '"run": *"over"' {result}"""
+    new = f"[ {shlex.quote(job.run_file)} -nt {result} ]"
     head = _unit(
         {
             "Unit": [
                 f"Description=Head of the Offbeat run {job.name} (instance %i)",
                 "After=network-online.target",
                 "Wants=network-online.target",
+                # A head that fails again and again is left alone: it would train the same steps for ever.
+                "StartLimitIntervalSec=3600",
+                "StartLimitBurst=10",
             ],
             "Service": [
                 "Type=exec",
                 *user,
                 f"WorkingDirectory={site.folder}",
-                f"ExecStart={words}",
+                # At a reboot, a run that is over stays so, until its run file is written anew.
+                f"ExecCondition={_shell(run, f'if {over}', f'then {new}', 'fi')}",
+                f"ExecStart={_shell(run, *RESUMED.splitlines(), f'exec {command} $resume')}",
                 "KillMode=mixed",
                 "TimeoutStopSec=300",
-                "Restart=no",
+                *AGAIN,
             ],
             "Install": [f"WantedBy={target}"],
         }
@@ -265,17 +276,28 @@ def _systemd(job: Job, site: SystemdSite) -> dict[str, str]:
                 f"ExecStart={_units([site.program, 'host', '--grace', f'{site.grace_s:g}'])}",
                 "KillMode=mixed",
                 f"TimeoutStopSec={site.grace_s + 30:g}",
-                "Restart=on-failure",
-                "RestartSec=10",
-                # Stopped by a signal it ends with 75, which is no failure. If nobody stopped it, it is started again.
-                "SuccessExitStatus=75",
-                "RestartForceExitStatus=75",
-                "RestartPreventExitStatus=65",
+                *AGAIN,
             ],
             "Install": [f"WantedBy={target}"],
         }
     )
     return {"offbeat-head@.service": head, "offbeat-host@.service": host}
+
+
+AGAIN = (
+    "Restart=on-failure",
+    f"RestartSec={RETRY_S}",
+    # Stopped by a signal it ends with 75, which is no failure. If nobody stopped it, it is started again.
+    f"SuccessExitStatus={COME_BACK}",
+    f"RestartForceExitStatus={COME_BACK}",
+    f"RestartPreventExitStatus={FINAL}",
+)
+"""Lines of a service by the exit codes of heads and hosts."""
+
+
+def _shell(*lines: str) -> str:
+    """Return the command of a unit that runs lines of a shell script."""
+    return _units(["/bin/sh", "-c", "; ".join(lines)])
 
 
 def _unit(sections: Mapping[str, Sequence[str]]) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from launch import errors, run_folder
-from launch.errors import COME_BACK, DONE, FAILED, FINAL, ConfigError, HostTaken, NoAnswer, RoleFailed
+from launch.errors import COME_BACK, DONE, FINAL, ConfigError, HostTaken, NoAnswer, RoleFailed, exit_code
 from launch.fleet.model_copy import FetchStopped, cache_folder, model_of_ticket
 from launch.fleet.ray_actor import TASK
 from launch.fleet.ticket import FREE_ON_HOST, Ticket, refuse_other_files, refuse_other_version, unpack
@@ -505,8 +505,7 @@ def _watch(crew: Crew, poller: Poller, course: HostCourse, folder: Path, note: C
                 crew.revive(now)
             except RoleFailed as error:
                 note(str(error))
-                failed = FINAL if any(post.child and post.is_final(folder) for post in crew.posts) else FAILED
-                failed = FINAL if isinstance(error, NotAdmitted) else failed
+                failed = exit_code(error)
                 course.signalled(now)
         time.sleep(POLL_S)
 
@@ -519,10 +518,6 @@ ENDS = {
 """What the exit codes of a host say."""
 
 
-class NotAdmitted(RoleFailed):
-    """The broker admits the key, or the settings, of this host no more."""
-
-
 FINAL_WORDS = (REVOKED[:40], REFUSED_KEY, OTHER_DIGEST)
 """Words in the reasons of processes that the broker does not admit, and will not admit later."""
 
@@ -531,11 +526,11 @@ def _refuse_stranger(crew: Crew, folder: Path) -> None:
     """Find a process that has ended because the broker does not admit this host.
 
     Raises:
-        NotAdmitted: there is one.
+        RoleFailed: there is one.
     """
     for post in crew.posts:
         if post.child is None or post.running or not post.child.process.returncode:
             continue
         reason = errors.read_reason(folder, post.name)
         if any(words in reason for words in FINAL_WORDS):
-            raise NotAdmitted(f"{post.name}: {reason}")
+            raise RoleFailed(f"{post.name}: {reason}", final=True)

@@ -234,10 +234,10 @@ class Post:
     def failure(self, folder: Path) -> RoleFailed:
         """Return the error that says how a process ended: in its own words, or with the end of its log."""
         assert self.child is not None
-        how = self.how_it_ended(folder)
+        how, final = self.how_it_ended(folder), self.is_final(folder)
         if not self.why and errors.read_reason(folder, self.name):
-            return RoleFailed(f"{how} (log: {self.child.log})")
-        return RoleFailed(with_tail(how, self.child.log))
+            return RoleFailed(f"{how} (log: {self.child.log})", final=final)
+        return RoleFailed(with_tail(how, self.child.log), final=final)
 
     def is_final(self, folder: Path) -> bool:
         """Return whether the process ended with an error that another start would repeat."""

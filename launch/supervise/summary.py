@@ -224,6 +224,7 @@ def write_summary(
         "mode": config.run.mode,
         "seed": config.run.seed,
         "ended_by": course.ended_by,
+        "then": result.get("run", "over"),
         "steps": result["steps"],
         "policy_version": result["policy_version"],
         "parameters": result["parameters"],

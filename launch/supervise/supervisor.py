@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from launch import run_folder
-from launch.errors import FINAL, NothingTrained, RoleFailed, leave_note, read_note
+from launch.errors import COME_BACK, DONE, FINAL, NothingTrained, RoleFailed, leave_note, read_note
 from launch.fleet.engines import launched_of
 from launch.fleet.ticket import digest_of_run
 from launch.fleet.wanted import Follower
@@ -39,6 +39,21 @@ SIGNAL_WORDS: dict[int, str] = {
     signal.SIGHUP: "SIGHUP (its terminal closed)",
 }
 """Names of the signals that end a run, for people."""
+TYPED = SIGNAL_WORDS[signal.SIGINT]
+
+
+def code_of(summary: Mapping[str, object]) -> int:
+    """Return the exit code of a run that has a summary: whether an engine should start it again.
+
+    A user who typed Ctrl-C wants no other start.
+
+    Example:
+        >>> code_of({"ended_by": "all steps done", "then": "over"}), code_of({"ended_by": "Ctrl-C", "then": "resumed"})
+        (0, 0)
+        >>> code_of({"ended_by": "SIGTERM", "then": "resumed"})
+        75
+    """
+    return COME_BACK if summary["then"] == "resumed" and summary["ended_by"] != TYPED else DONE
 
 
 class Interrupt:
@@ -316,7 +331,8 @@ def how_it_ended(folder: Path, interrupt: Interrupt) -> str:
     if ended_by == "SIGTERM" and interrupt.word:
         ended_by = interrupt.word
     if not result["steps"]:
-        raise NothingTrained(nothing_trained(ended_by, result.get("episodes", {})))
+        said = nothing_trained(ended_by, result.get("episodes", {}))
+        raise NothingTrained(said, again=interrupt.word not in ("", TYPED))
     return ended_by
 
 
@@ -438,7 +454,8 @@ def watch(
         panel.update(folder, config, restarts=crew.restarts, starting=starting.text)
         # A resumed learner finds whole batches, and may make steps before the broker's answer names it.
         if interrupt.asked and not joined and size_of(folder / METRICS) == before:
-            raise NothingTrained(f"{interrupt.word} before the learner had joined; nothing was trained")
+            said = f"{interrupt.word} before the learner had joined; nothing was trained"
+            raise NothingTrained(said, again=interrupt.word != TYPED)
         if interrupt.asked and not asked_at:
             panel.note(f"stopping{': the learner writes a checkpoint' if config.learner.steps else ''}")
             crew.ask_learner_to_end()

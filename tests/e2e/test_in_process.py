@@ -144,7 +144,7 @@ def test_the_command_for_one_test_runs_in_the_checkout():
 
 def test_a_run_that_cannot_be_in_one_process_is_refused_before_anything_starts(folder):
     done = offbeat(folder, f"{TRAIN} learner.processes=2")
-    assert done.returncode == 1
+    assert done.returncode == 65
     assert "add learner.processes=1" in done.stderr
     assert not Path(folder / "runs").exists()
 

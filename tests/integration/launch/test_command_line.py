@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launch import errors
 from launch.arguments import GROUPS, parser
 from launch.cli import main
 
@@ -45,7 +46,7 @@ def test_a_shipped_recipe_passes_the_check(recipe):
 def test_a_mistake_ends_the_command_and_leaves_nothing(overrides, words, tmp_path):
     recipe = str(ROOT / "recipes" / "spell_backward.toml")
     done = offbeat("train", recipe, f"run.dir={tmp_path}/runs", *overrides)
-    assert done.returncode == 1
+    assert done.returncode == errors.FINAL
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -202,9 +203,10 @@ def test_an_error_that_would_come_again_ends_the_run_at_once(job):
         (job.folder / "learner.end").write_text(str(errors.FINAL))
         job.until(lambda: job.over)
 
-    with pytest.raises(RoleFailed, match="learner ended with code 65"):
+    with pytest.raises(RoleFailed, match="learner ended with code 65") as failure:
         run.run(diverge)
     assert len(run.starts("learner")) == 1
+    assert errors.exit_code(failure.value) == errors.FINAL
 
 
 def test_the_note_of_a_rank_counts_where_torchrun_hides_its_code(job):
@@ -318,14 +320,16 @@ def test_a_learner_that_does_not_exit_after_its_result_is_killed(job, monkeypatc
 
 
 def test_how_a_run_ended_is_said_in_the_users_words(tmp_path):
-    class Interrupted:
-        word = "Ctrl-C"
-
     (tmp_path / "result.json").write_text('{"ended_by": "SIGTERM", "steps": 3}')
-    assert how_it_ended(tmp_path, Interrupted()) == "Ctrl-C"
+    assert how_it_ended(tmp_path, SimpleNamespace(word="Ctrl-C")) == "Ctrl-C"
+
+
+@pytest.mark.parametrize(("word", "code"), [("Ctrl-C", errors.FAILED), ("SIGTERM", errors.COME_BACK)])
+def test_an_engine_starts_a_run_again_that_a_signal_has_ended_before_its_first_step(tmp_path, word, code):
     (tmp_path / "result.json").write_text('{"ended_by": "SIGTERM", "steps": 0}')
-    with pytest.raises(NothingTrained, match="before the first step: Ctrl-C"):
-        how_it_ended(tmp_path, Interrupted())
+    with pytest.raises(NothingTrained, match=f"before the first step: {word}") as ended:
+        how_it_ended(tmp_path, SimpleNamespace(word=word))
+    assert errors.exit_code(ended.value) == code
 
 
 def test_a_weights_server_that_does_not_answer_is_named_and_replaced(job):
