@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import sys
 
 import numpy as np
 import pytest
@@ -97,7 +98,12 @@ def test_short_forms_are_what_they_were_bit_for_bit(name):
     if not name.startswith("turn_return"):
         assert all(len(set(row)) == 1 for row in rows)
         rows = [row[:1] for row in rows]
-    assert [value.hex() for row in rows for value in row] == OLD[name]
+    values = [value for row in rows for value in row]
+    if sys.version_info < (3, 12):
+        assert [value.hex() for value in values] == OLD[name]
+    else:
+        # `sum` of floats rounds once from Python 3.12 on, so the return of several rewards may have another last bit.
+        assert values == pytest.approx([float.fromhex(value) for value in OLD[name]], rel=1e-13, abs=0)
 
 
 def slow_compare(values, keys, scale):
