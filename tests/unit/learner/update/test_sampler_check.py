@@ -87,6 +87,7 @@ def test_a_cap_on_the_scores_of_attention_is_computed(tmp_path):
 
     ours = logp(without_dropout(str(tmp_path), torch.float32, None))
     eager = logp(AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager"))
-    capless = logp(AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa"))
+    # torch's own attention has no such cap. Newer versions of transformers refuse it for this model.
+    capless = logp(AutoModelForCausalLM.from_pretrained(tmp_path, attn_logit_softcapping=None))
     assert torch.equal(ours, eager)
     assert (ours - capless).abs().mean() > ROUNDING["float32"], "the comparison would find it"
