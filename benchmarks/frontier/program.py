@@ -1,6 +1,6 @@
 """Measure the staleness frontier: reward of each row over exact policy lag, in one process.
 
-    python -m benchmarks.frontier measure [--tasks T ...] [--rows R ...] [--stage first|second|rates|why|floor]
+    python -m benchmarks.frontier measure [--tasks T ...] [--rows R ...] [--lags L ...] [--stage S]
     python -m benchmarks.frontier cell TASK ROW --lag L [--seed S] [--rate R]
     python -m benchmarks.frontier results [--json FILE] [--plot FILE]
     python -m benchmarks.frontier agree
@@ -123,6 +123,9 @@ def plan_of(args: argparse.Namespace) -> Callable[[Sequence[Found]], Iterator[Ce
     """Return the function that yields the wanted cells, in the order in which they are run."""
 
     def plan(found: Sequence[Found]) -> Iterator[Cell]:
+        yield from (cell for cell in staged(found) if not args.lags or cell.lag in args.lags)
+
+    def staged(found: Sequence[Found]) -> Iterator[Cell]:
         match args.stage:
             case "first":
                 for task in args.tasks:
@@ -193,6 +196,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     measuring.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     measuring.add_argument("--rows", nargs="+", help="absent: all; in the second stage the best ones")
     measuring.add_argument("--stage", choices=("first", "second", "rates", "why", "floor"), default="first")
+    measuring.add_argument("--lags", nargs="+", type=int, help="absent: all of the stage")
     measuring.add_argument("--minutes", type=float, default=60.0)
     measuring.add_argument("--out", type=Path, default=OUT)
     measuring.add_argument(

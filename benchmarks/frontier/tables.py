@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,6 +104,14 @@ def mean_of(values: Sequence[float]) -> Mean | None:
     return Mean(statistics.fmean(values), half, len(values), min(values), max(values))
 
 
+class Kept(NamedTuple):
+    """Reward at a lag, and its share of the reward without lag, over the seeds that have both."""
+
+    reward: float
+    share: float
+    seeds: int
+
+
 class Results:
     """Finished cells, and what is asked of them."""
 
@@ -166,6 +174,20 @@ class Results:
         """Return the reward of the second stage."""
         return mean_of(self.scores(task, row, lag, steps, LONG_SEEDS))
 
+    def kept(self, task: str, row: str, lag: int, steps: int, rate: float | None = None) -> "Kept | None":
+        """Return what a row keeps of its reward without lag, over the seeds that were run with and without.
+
+        Other seeds say nothing of a share: on a sparse task some find nothing at any lag. None if there is no such
+        seed, or no reward to keep.
+        """
+        old, fresh = (self.by_seed(task, row, which, steps, rate) for which in (lag, 0))
+        seeds = [seed for seed in LONG_SEEDS if seed in old and seed in fresh]
+        whole = statistics.fmean(fresh[seed] for seed in seeds) if seeds else 0.0
+        if whole < COLLAPSED:
+            return None
+        reward = statistics.fmean(old[seed] for seed in seeds)
+        return Kept(reward, reward / whole, len(seeds))
+
     def number(self, task: str, row: str, lag: int, name: str, steps: int = LEAST_STEPS) -> float | None:
         """Return the mean of a number over the seeds; None if no cell has it."""
         values = [
@@ -206,13 +228,14 @@ def reward_table(results: Results, task: str) -> str:
     for row in results.rows(task):
         means = [results.first(task, row, lag) for lag in FIRST_LAGS]
         steps = optimizer_steps_per_update(algorithm_of(row)[0])
-        seeds = min(0 if mean is None else mean.seeds for mean in means)
+        seeds = " / ".join("0" if mean is None else str(mean.seeds) for mean in means)
         shown_means = [
             swept(results, task, row, lag) if mean is None else str(mean)
             for lag, mean in zip(FIRST_LAGS, means, strict=True)
         ]
-        cells = [anchored(row, task), str(steps), f"{results.rate(task, row):g}", str(seeds), *shown_means]
-        lines.append(f"| {' | '.join([*cells, share(means[-1], means[0])])} |")
+        cells = [anchored(row, task), str(steps), f"{results.rate(task, row):g}", seeds, *shown_means]
+        kept = results.kept(task, row, max(FIRST_LAGS), LEAST_STEPS)
+        lines.append(f"| {' | '.join([*cells, share(kept, means[-1])])} |")
     absent = [row for row in rows() if row not in results.rows(task)]
     if len(lines) == 2:
         lines = []
@@ -257,7 +280,7 @@ def long_table(results: Results, task: str) -> str:
         seeds = []
         for lag in LONG_LAGS:
             fresh, old = (results.long(task, row, which, 4 * lag) for which in (0, lag))
-            cells += [shown(fresh), shown(old), share(old, fresh)]
+            cells += [shown(fresh), shown(old), share(results.kept(task, row, lag, 4 * lag), old)]
             seeds.append(0 if old is None else old.seeds)
         if any(seeds):
             lines.append(f"| {' | '.join([named(row), ' / '.join(map(str, seeds)), *cells])} |")
@@ -363,11 +386,16 @@ def two(value: float | None) -> str:
 
 
 def separation(results: Results) -> str:
-    """Return for each task whether it separates rows, at the chosen rates and at equal ones, as a table."""
-    head = (
-        "| task | rate | lag | `uncorrected`: reward, share kept | best row: reward, share kept | separates |"
-    )
-    lines = [head, "|---" * 6 + "|"]
+    """Return for each task whether it separates rows, at the chosen rates and at equal ones, as a table.
+
+    The best of many rows of one seed is mostly luck: a row of fewer seeds than three is no best one where another row
+    has more.
+    """
+    what = "reward, share kept, seeds"
+    lines = [
+        f"| task | rate | lag | `uncorrected`: {what} | best row: {what} | separates |",
+        "|---" * 6 + "|",
+    ]
     for task, rate, lag in product(TASKS, (None, *RATES[1:]), (16, *LONG_LAGS)):
         if rate is None and task in FIXED_RATES:
             continue
@@ -377,9 +405,12 @@ def separation(results: Results) -> str:
             if rate is None:
                 lines.append(f"| {task} | {name} | {lag} | {MISSING} | | |")
             continue
-        best = max(kept, key=lambda row: kept[row].reward)
+        enough = min(3, max(one.seeds for one in kept.values()))
+        best = max((row for row in kept if kept[row].seeds >= enough), key=lambda row: kept[row].reward)
         verdict = "yes" if kept[ALWAYS[0]].share < FAILS and kept[best].share >= HOLDS else "no"
-        plain, top = (f"{kept[row].reward:.2f}, {kept[row].share:.2f}" for row in (ALWAYS[0], best))
+        plain, top = (
+            f"{kept[row].reward:.2f}, {kept[row].share:.2f}, {kept[row].seeds}" for row in (ALWAYS[0], best)
+        )
         lines.append(f"| {task} | {name} | {lag} | {plain} | {best}: {top} | {verdict} |")
     return "\n".join(lines)
 
@@ -415,30 +446,18 @@ def equal_table(results: Results) -> str:
                 str(old.seeds),
                 shown(fresh),
                 shown(old),
-                share(old, fresh),
+                share(results.kept(task, row, lag, 4 * lag, rate), old),
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-class Kept(NamedTuple):
-    """Reward at a lag, and its share of the reward without lag."""
-
-    reward: float
-    share: float
-
-
 def kept_at(results: Results, task: str, lag: int, rate: float | None = None) -> dict[str, Kept]:
     """Return what each row keeps of its reward without lag, after equally many steps and at one rate."""
     steps = max(LEAST_STEPS, 4 * lag)
-    kept = {}
-    for row in results.rows(task) if rate is None else rows():
-        old, fresh = (
-            mean_of(results.scores(task, row, which, steps, LONG_SEEDS, rate)) for which in (lag, 0)
-        )
-        if old is not None and fresh is not None and fresh.value >= COLLAPSED:
-            kept[row] = Kept(old.value, old.value / fresh.value)
-    return kept
+    known = results.rows(task) if rate is None else rows()
+    found = {row: results.kept(task, row, lag, steps, rate) for row in known}
+    return {row: kept for row, kept in found.items() if kept is not None}
 
 
 def noise(results: Results) -> tuple[str, float]:
@@ -465,13 +484,17 @@ def shown(mean: Mean | None) -> str:
     return MISSING if mean is None else str(mean)
 
 
-def share(above: Mean | None, below: Mean | None) -> str:
-    """Return the ratio of two means, or that it is missing."""
-    return (
-        MISSING
-        if above is None or below is None or below.value < COLLAPSED
-        else f"{above.value / below.value:.2f}"
-    )
+def share(kept: Kept | None, mean: Mean | None) -> str:
+    """Return the share that a row keeps, or that it is missing; with its seeds, if the mean beside it has more."""
+    if kept is None:
+        return MISSING
+    seeds = f" ({counted(kept.seeds)})" if mean is not None and kept.seeds < mean.seeds else ""
+    return f"{kept.share:.2f}{seeds}"
+
+
+def counted(seeds: int) -> str:
+    """Return a number of seeds in words."""
+    return f"{seeds} seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def named(row: str) -> str:
@@ -522,28 +545,13 @@ def plot(results: Results, path: Path) -> None:
         colours = {"uncorrected": "black", "grpo": "tab:red"} | dict(zip(others[:3], COLOURS, strict=False))
         ends = []
         for row in ranked:
-            means = [mean for _, mean in lines[row]]
-            x, y = [lags.index(lag) for lag, _ in lines[row]], [mean.value for mean in means]
             if row not in colours:
-                axes.plot(x, y, color="0.85", linewidth=1, zorder=1)
+                draw(axes, lags, lines[row], color="0.85", linewidth=1, zorder=1)
                 continue
             # Intervals beside each other, because bands over each other hide the lines.
             shift = 0.05 * (list(colours).index(row) - 2)
-            x_shifted = [place + shift for place in x]
-            spread = [[m.value - m.band[0] for m in means], [m.band[1] - m.value for m in means]]
-            style = {"color": colours[row], "zorder": 3}
-            axes.errorbar(
-                x_shifted,
-                y,
-                yerr=spread,
-                marker="o",
-                markersize=4,
-                linewidth=1.8,
-                elinewidth=0.9,
-                capsize=2,
-                **style,
-            )
-            ends.append((y[-1], row))
+            draw(axes, lags, lines[row], shift, bars=True, color=colours[row], linewidth=1.8, zorder=3)
+            ends.append((lines[row][-1][1].value, row))
         ends.sort(reverse=True)
         for (_, row), height in zip(ends, apart([end for end, _ in ends], LABEL_GAP), strict=True):
             place = (1.015, height / TOP)
@@ -559,6 +567,37 @@ def plot(results: Results, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(figure)
+
+
+def draw(
+    axes: Any,
+    lags: Sequence[int],
+    points: Sequence[tuple[int, Mean]],
+    shift: float = 0.0,
+    *,
+    bars: bool = False,
+    **style: Any,
+) -> None:
+    """Draw a row's line: dashed where runs get longer behind it, with a hollow point for fewer than three seeds."""
+    for lag, mean in points if bars else ():
+        low, high = mean.band
+        filled = style["color"] if mean.half is not None else "white"
+        axes.errorbar(
+            [lags.index(lag) + shift],
+            [mean.value],
+            yerr=[[mean.value - low], [high - mean.value]],
+            marker="o",
+            markersize=4.5,
+            markerfacecolor=filled,
+            elinewidth=0.9,
+            capsize=2,
+            color=style["color"],
+            zorder=style["zorder"] + 1,
+        )
+    for (lag, mean), (next_lag, after) in pairwise(points):
+        longer = next_lag in LONG_LAGS
+        x = [lags.index(lag) + shift, lags.index(next_lag) + shift]
+        axes.plot(x, [mean.value, after.value], linestyle=(0, (3, 2)) if longer else "-", **style)
 
 
 def points_of(results: Results, task: str, row: str, lags: Sequence[int]) -> list[tuple[int, Mean]]:
