@@ -1,8 +1,7 @@
-"""Test the probe of a single generator over real sockets; a thread stands in, with known answer times."""
+"""Test the probe of a single generator over real sockets; a thread with a clock of its own stands in."""
 
-import heapq
 import threading
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,10 +17,14 @@ TOKEN_S, TURN_S = 0.002, 0.02
 
 
 class Paced:
-    """A generator whose answers take `TURN_S`, plus `TOKEN_S` for each token, however many run at once."""
+    """A generator whose answers take `TURN_S`, plus `TOKEN_S` for each token, however many run at once.
+
+    It answers once all requests of a round are there, and its clock moves only then: the machine's speed is not seen.
+    """
 
     def __init__(self):
         self.prompts, self.lengths, self.most = set(), set(), 0
+        self.now, self.awaited = 0.0, 1
         self._socket = zmq.Context.instance().socket(zmq.ROUTER)
         self._socket.bind("tcp://127.0.0.1:0")
         self.info = GeneratorInfo(
@@ -33,11 +36,11 @@ class Paced:
 
     def close(self):
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(100)
         self._socket.close(linger=0)
 
     def _serve(self):
-        due = []
+        asked = []
         while not self._stop.is_set():
             while self._socket.poll(1):
                 peer, *frames = self._socket.recv_multipart()
@@ -45,23 +48,34 @@ class Paced:
                     if isinstance(message, Generate) and not self.silent:
                         self.prompts.add(bytes(rest[0]))
                         self.lengths.add(message.max_tokens)
-                        at = time.monotonic() + TURN_S + message.max_tokens * TOKEN_S
-                        heapq.heappush(due, (at, message.request_id, peer, message.max_tokens))
-            self.most = max(self.most, len(due))
-            while due and due[0][0] <= time.monotonic():
-                _, request_id, peer, count = heapq.heappop(due)
+                        asked.append((peer, message))
+            self.most = max(self.most, len(asked))
+            if len(asked) < self.awaited:
+                continue
+            # All of a round are equally long.
+            self.now += TURN_S + asked[0][1].max_tokens * TOKEN_S
+            for peer, message in asked:
+                count = message.max_tokens
                 arrays = {
                     "token_ids": np.ones(count, "i4"),
                     "logp_behaviour": np.full(count, -1.0, "f4"),
                     "policy_version": np.zeros(count, "i4"),
                 }
-                chunk = Chunk(request_id=request_id, finish_reason="length")
+                chunk = Chunk(request_id=message.request_id, finish_reason="length")
                 self._socket.send_multipart([peer, *encode_arrays(chunk, arrays)])
+            asked.clear()
 
 
 @pytest.fixture
-def paced():
-    server = Paced()
+def paced(monkeypatch):
+    server, rate = Paced(), plan_probe._rate
+
+    def told(pool, prompts, requests, *arguments):
+        server.awaited = requests
+        return rate(pool, prompts, requests, *arguments)
+
+    monkeypatch.setattr(plan_probe, "_rate", told)
+    monkeypatch.setattr(plan_probe, "time", SimpleNamespace(monotonic=lambda: server.now))
     yield server
     server.close()
 
@@ -73,10 +87,13 @@ def test_rates_at_several_numbers_of_requests(paced):
     assert paced.most == 8
     assert paced.lengths == {1, 10}
     assert len(paced.prompts) == 4
-    rates = [rate for _, rate in found.decode]
-    assert rates[0] < rates[1] < rates[2]
-    assert 0 < found.turn_seconds < 1
-    assert found.prompt_tokens_per_second >= 0
+    # A round of n answers of 10 tokens, without what their turns cost beyond a token of the fullest round.
+    turn_s = (TURN_S + TOKEN_S) / 8 - (TURN_S + 10 * TOKEN_S) / 80
+    assert found.turn_seconds == pytest.approx(turn_s)
+    expected = [1 / ((TURN_S + 10 * TOKEN_S) / (10 * n) - turn_s / 10) for n in (1, 4, 8)]
+    assert [rate for _, rate in found.decode] == pytest.approx(expected)
+    # Prompts cost nothing here.
+    assert found.prompt_tokens_per_second == 0 or found.prompt_tokens_per_second > 1e6
 
 
 def test_a_slow_model_is_measured_over_whole_answers(paced):
@@ -85,7 +102,6 @@ def test_a_slow_model_is_measured_over_whole_answers(paced):
     assert paced.lengths == {1, plan_probe.LEAST_ANSWER}
     whole_answer_s = TURN_S + plan_probe.LEAST_ANSWER * TOKEN_S
     for requests, rate in found.decode:
-        # Sockets and the event loop only ever add time.
         assert 0.3 * requests / TOKEN_S < rate
         assert rate * (1 - TURN_S / whole_answer_s) < requests / TOKEN_S
 
