@@ -83,7 +83,14 @@ def runs(tmp_path_factory):
     first.rename(first.with_suffix(".released"))
     living = Maker(place / "living")
     living.group(2, rewards=[0.0, 1.0], back=0)
+    living.group(2, rewards=[0.5, 0.75], env="words", reward_name="spelling")
     living.train()
+    (living.folder / "logs").mkdir()
+    for process, second in (("model", 1), ("learner", 2)):
+        (living.folder / "logs" / f"{process}.log").write_text(
+            f"2026-01-01 00:00:0{second},000 INFO     {process} begins\n"
+            f"2026-01-01 00:00:0{second},500 WARNING  {process} waits\n"
+        )
     with open(living.folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield {"demo": demo, "killed": killed, "deleted": deleted, "living": living}
@@ -309,7 +316,8 @@ def test_the_ledger_closes_and_a_band_opens_its_trajectories(page):
         ("f-purpose", "eval", 2), ("f-evaluation", "before 0", 1), ("f-task", "0", 2), ("f-reward_min", "0.9", 4),
         ("f-correct", "true", 1), ("f-outcome", "trained", 10), ("f-status", "failed", 2), ("f-reason", "KeyError", 2),
         ("f-lag_min", "3", 1), ("f-step_min", "3", 5), ("f-version", "2", 4), ("f-group", "1g8", 2),
-        ("filter", "g3.1", 1), ("f-length_min", "6", 0), ("f-uniform", "true", 4),
+        ("filter", "g3.1", 1), ("f-length_min", "6", 0), ("f-uniform", "true", 4), ("f-uniform", "false", 16),
+        ("f-step_max", "1", 9), ("f-length_max", "4", 0), ("f-length_max", "5", 20), ("f-reward_max", "0.1", 3),
     ],
 )  # fmt: skip
 def test_filters_act_and_stand_in_the_address(page, field, value, rows):
@@ -320,6 +328,29 @@ def test_filters_act_and_stand_in_the_address(page, field, value, rows):
     page.open("/overview?run=killed")
     page.open(address.removeprefix("#"))
     assert len(first_rows(page)) == rows
+
+
+def test_filters_that_need_several_environments_or_rewards(page):
+    page.open("/table?run=living")
+    page.settled(fill("f-env", "words", "change"))
+    assert sorted(first_rows(page)) == ["1g1.0.0", "1g1.1.0"]
+    page.open("/table?run=living")
+    page.settled(fill("f-reward_name", "spelling", "change"))
+    page.settled(fill("f-reward_min", "0.6", "change"))
+    assert first_rows(page) == ["1g1.1.0"]
+
+
+def test_logs_are_filtered_by_process_level_and_text(page):
+    texts = "[...document.querySelectorAll('[aria-label=\"log lines\"] tbody tr')].map((r) => r.lastChild.innerText)"
+    page.open("/overview?run=living")
+    # Merged by time, the newest first.
+    assert page.run(texts) == ["learner waits", "learner begins", "model waits", "model begins"]
+    page.settled(fill("level", "WARNING", "change"))
+    assert page.run(texts) == ["learner waits", "model waits"]
+    page.settled(fill("process", "model", "change"))
+    assert page.run(texts) == ["model waits"]
+    page.open("/overview?run=living&log=begins")
+    assert page.run(texts) == ["learner begins", "model begins"]
 
 
 def test_a_bar_of_the_histogram_filters(page):
@@ -589,7 +620,8 @@ def test_hostile_texts_stay_texts(browser, tmp_path):
     maker.group(2, rewards=[0.0, 1.0], status="failed", error=EVIL[:3_000])
     maker.journal.flush()
     folder = maker.close()
-    parts = [SamplePart("prompt", EVIL + "x" * 60_000, 5), SamplePart("answer", EVIL, 5)]
+    kinds = ("answer", "observation")
+    parts = [SamplePart("prompt", EVIL + "x" * 60_000, 5), *(SamplePart(kind, EVIL, 5) for kind in kinds)]
     sample = Sample(
         step=1,
         policy_version=0,
@@ -597,7 +629,7 @@ def test_hostile_texts_stay_texts(browser, tmp_path):
         env=EVIL[:200],
         task="1g0.0",
         group="1g0",
-        parts=parts[:1],
+        parts=parts,
         end=EVIL,
     )
     with (folder / "samples.jsonl").open("wb") as file:

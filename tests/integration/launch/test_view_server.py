@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from dataclasses import fields
 
 import aiohttp
 import pytest
@@ -13,6 +14,7 @@ from launch.errors import ConfigError
 from launch.view.questions import ANSWERS, Questions
 from launch.view.recorded import DEMO
 from launch.view.server import ASSETS, view_server
+from launch.view.table import Filter
 from protocol.security import key_files
 from protocol.security.http import access, read_tokens
 from tests.view_runs import small_run
@@ -156,8 +158,9 @@ def test_paths_lead_nowhere_else(folder):
             "since",
             "count",
         ]
+        filters = [field.name for field in fields(Filter)]
         for name in QUESTIONS:
-            for parameter in parameters:
+            for parameter in [*parameters, *(filters if name == "table" else [])]:
                 for value in ("../../etc/passwd", "%00", "x" * 9_000, "\u202e"):
                     async with session.get(f"{base}/api/{name}", params={parameter: value}) as answer:
                         text = await answer.text()
