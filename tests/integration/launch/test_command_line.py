@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 def offbeat(*arguments, cwd=ROOT):
     command = [sys.executable, "-m", "launch.cli", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600)
 
 
 def complaints(done):

@@ -19,7 +19,7 @@ from launch.servers import actor_environment
 from learner.warmstart import make_tiny_model
 from protocol.security import key_files
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 
 TABLE = {"judge": OWN, "prompt": "judge.txt"}
 QUESTION = "{prompt} {completion}"
@@ -50,7 +50,7 @@ def run(tmp_path):
 
 
 def wait_for(url, child):
-    deadline = time.monotonic() + 200.0
+    deadline = time.monotonic() + 500.0
     while time.monotonic() < deadline:
         assert child.running, child.tail()
         try:
@@ -68,7 +68,7 @@ async def settled(asked):
 def test_the_runs_own_judge_scores_answers_and_lets_only_its_actors_in(run, monkeypatch):
     config, folder = run
     # A random model writes what it will, seldom with a number at the end; the scale is larger than any of them.
-    settings = JudgeSettings(**TABLE, scale=1e60, temperature=1.0, max_tokens=60, timeout_s=60.0)
+    settings = JudgeSettings(**TABLE, scale=1e60, temperature=1.0, max_tokens=60, timeout_s=300.0)
     monkeypatch.delenv(OWN_URL, raising=False)
 
     async def ask(answer):
