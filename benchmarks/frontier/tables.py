@@ -50,6 +50,7 @@ NUMBERS = {
     "entropy": "entropy, nats",
     "clipped": "clipped",
     "cut": "weight cut",
+    "acted": "acted on",
 }
 """Columns of the second table, by the name of the number."""
 ALONG = {

@@ -167,6 +167,16 @@ def test_the_sweep_is_shown_with_the_chosen_rate():
     }
 
 
+def test_the_share_of_tokens_that_a_row_acts_on_is_shown_where_it_was_measured():
+    cells_of = [Cell("corridor", row, 64, 0, 1.0, 256) for row in ("dppo", "grpo")]
+    numbers_of = ({"acted": 0.31, "ess": 0.5}, {"ess": 0.25})
+    found = [done(cell, numbers=given) for cell, given in zip(cells_of, numbers_of, strict=True)]
+    lines = tables.number_table(tables.Results(found), "corridor").splitlines()
+    assert lines[0].endswith("| acted on |")
+    ends = {row: line.split("|")[-2] for line in lines[2:] for row in ("dppo", "grpo") if f"[{row}]" in line}
+    assert ends == {"dppo": " 0.31 ", "grpo": "  "}
+
+
 def test_the_noise_floor_is_the_difference_of_cells_run_twice():
     found = finished(first, lambda found: cells.repeated(found, "budget"))
     words, floor = tables.noise(tables.Results(found))
