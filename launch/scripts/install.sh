@@ -4,8 +4,8 @@
 set -eu
 venv=${1:-.venv}
 python=${PYTHON:-python3}
-"$python" -c 'import sys; ok = (3, 11) <= sys.version_info[:2] < (3, 13); sys.exit(0 if ok else
-f"offbeat needs Python 3.11 or 3.12, {sys.executable} is {sys.version.split()[0]}; set PYTHON=/path/to/python3.11")'
+"$python" -c 'import sys; ok = (3, 11) <= sys.version_info[:2] < (3, 14); sys.exit(0 if ok else
+f"offbeat needs Python 3.11, 3.12 or 3.13, {sys.executable} is {sys.version.split()[0]}; set PYTHON=/path/to/python3.11")'
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 pip="$venv/bin/python -m pip --disable-pip-version-check install --quiet"
 # Exact versions, so that two hosts and two days get the same packages. OFFBEAT_CONSTRAINTS=none takes the newest ones.

@@ -153,7 +153,8 @@ FIGURES = {
 def test_old_results_stay_equal_where_nothing_new_is_asked(name):
     world, setting = WORLDS[name]
     outcome = simulate(rates(**world), Setting(**setting, steps=12))
-    assert [getattr(outcome, one) for one in NAMES] == FIGURES[name]
+    # The last bits are those of `sum`, which rounds less often from Python 3.12 on.
+    assert [getattr(outcome, one) for one in NAMES] == pytest.approx(FIGURES[name], rel=1e-12, abs=0)
 
 
 def accounts_close(run):
