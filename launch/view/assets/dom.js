@@ -80,14 +80,23 @@ export function seconds(value) {
   return value < 120 ? `${num(value, 3)} s` : `${num(value / 60, 3)} min`;
 }
 
-/** Returns a table. `columns` are pairs of a title and a function from a row to what its cell shows. */
+/** Returns a table. `columns` are pairs of a title and a function from a row to what its cell shows; `given.own` says that the page has a CSV of its own. */
 export function table(name, columns, rows, given = {}) {
   const head = h("tr", {}, columns.map(([title, , sort]) => h("th", { scope: "col", "aria-sort": sort }, title)));
   const body = rows.map((row) =>
     h("tr", { class: given.rowClass ? given.rowClass(row) : null },
       columns.map(([title, cell]) => h("td", { "data-title": typeof title === "string" ? title : "" }, cell(row)))));
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name },
+  const scroll = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name },
     h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
+  if (given.own) return scroll;
+  const cells = () => [...scroll.querySelectorAll("tr")].map((row) => [...row.children].map((cell) => plain(cell.innerText.trim())));
+  return h("div", { class: "saved" }, scroll, saveCsvButton(name.replace(/\W+/g, "-"), cells));
+}
+
+/** Returns a number that `num` has written as a number again, any other text as it is. */
+function plain(text) {
+  const digits = text.replace(/,(?=\d{3}(?!\d))/g, "");
+  return /^-?(0|[1-9]\d{0,14})(\.\d+)?$/.test(digits) ? Number(digits) : text;
 }
 
 /** Saves a text as a file on the reader's machine. */

@@ -151,7 +151,7 @@ function logs(page, found, given, go) {
       saveCsvButton("logs", async () => [["time", "process", "level", "text"],
         ...(await ask("logs", { run: given.run, ...logsOf(given) })).lines.map((l) => [l.at, l.process, l.level, l.text])])),
     found.lines.length ? table("log lines", [["time", (l) => l.at || "—"], ["process", (l) => l.process], ["level", (l) => l.level],
-      ["text", (l) => l.text]], found.lines.slice(-LOG_LINES).reverse()) : h("p", { class: "soft" }, "— no such line"));
+      ["text", (l) => l.text]], found.lines.slice(-LOG_LINES).reverse(), { own: true }) : h("p", { class: "soft" }, "— no such line"));
 }
 
 function settings(page) {

@@ -93,7 +93,7 @@ function rows(page, given, go, query) {
     ["outcome", became],
     ["end", (r) => (r.status === "finished" ? r.reason : `${r.status}: ${r.reason}`)],
     ["arrived", (r) => clock(r.at)],
-  ], page.rows, { rowClass: (r) => (r.uniform ? "uniform" : null) });
+  ], page.rows, { own: true, rowClass: (r) => (r.uniform ? "uniform" : null) });
 }
 
 function pages(page, given, go) {

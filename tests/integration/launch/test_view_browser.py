@@ -489,6 +489,12 @@ def test_figures_save_as_svg_and_their_numbers_as_csv(page):
             rows = list(csv.reader(text.splitlines()))
             assert len({len(row) for row in rows}) == 1, name
             assert len(rows) > 1, name
+        tables = page.run(
+            "[...document.querySelectorAll('main table')].filter((t) => t.checkVisibility())"
+            ".map((t) => t.querySelector('th:nth-child(2)').innerText.trim())"
+        )
+        seconds = [next(csv.reader(text.splitlines()))[1].strip() for text in sheets]
+        assert [title for title in tables if title not in seconds] == [], name
 
 
 def test_a_step_of_the_timeline_opens_its_batch(page):
