@@ -64,8 +64,14 @@ class Browser:
             assert line, "the browser ended"
         port = line.rsplit(":", 1)[1].split("/")[0]
         self._session = aiohttp.ClientSession()
-        async with self._session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-            target = next(one for one in await answer.json() if one["type"] == "page")
+        pages: list[dict[str, Any]] = []
+        async with asyncio.timeout(TIMEOUT_S):
+            # The browser listens before its page is there.
+            while not pages:
+                async with self._session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                    pages = [one for one in await answer.json() if one["type"] == "page"]
+                await asyncio.sleep(0.03)
+        (target, *_) = pages
         self._socket = await self._session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0)
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self._call(f"{domain}.enable")
@@ -190,7 +196,7 @@ class Browser:
         self._runner.run(leave())
         self._runner.close()
         os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(10)
+        self._process.wait(TIMEOUT_S)
         assert self._process.stderr is not None
         self._process.stderr.close()
         # Its other processes may still write into the profile.
