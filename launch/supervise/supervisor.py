@@ -76,6 +76,12 @@ class Interrupt:
             raise KeyboardInterrupt
         self.asked, self.word = True, SIGNAL_WORDS.get(number, "a signal")
 
+    def early(self) -> BaseException:
+        """Return what to raise after the first signal, if the roles have not been started."""
+        if self.word == TYPED:
+            return KeyboardInterrupt()
+        return NothingTrained(f"{self.word} before the roles were started", again=True)
+
 
 MODEL_POLL_S = 0.25
 PREPARE_S = 7200.0
@@ -91,6 +97,7 @@ def prepare_model(config: RunConfig, folder: Path, panel: Panel, interrupt: Inte
     Raises:
         RoleFailed: the process failed, or took longer than `PREPARE_S`.
         KeyboardInterrupt: the user interrupted.
+        NothingTrained: another signal than the user's came.
     """
     there = config.model.local if config.model.path else config.model.tiny is None
     teacher = config.learner.algorithm.distillation
@@ -106,7 +113,7 @@ def prepare_model(config: RunConfig, folder: Path, panel: Panel, interrupt: Inte
         if interrupt.asked or time.monotonic() > deadline:
             stop([child], patience_s=5.0)
         if interrupt.asked:
-            raise KeyboardInterrupt
+            raise interrupt.early()
         time.sleep(MODEL_POLL_S)
     if child.process.returncode != 0:
         late = f" (stopped after {PREPARE_S:g} s)" if time.monotonic() > deadline else ""
@@ -398,11 +405,12 @@ def await_broker(crew: Crew, poller: Poller, interrupt: Interrupt) -> None:
     Raises:
         RoleFailed: the broker ends instead, or does not answer within `BROKER_START_S`.
         KeyboardInterrupt: the user interrupted.
+        NothingTrained: another signal than the user's came.
     """
     deadline = time.monotonic() + BROKER_START_S
     while not crew.broker_answered:
         if interrupt.asked:
-            raise KeyboardInterrupt
+            raise interrupt.early()
         crew.revive(time.monotonic())
         if time.monotonic() > deadline:
             raise crew.failed(BROKER)

@@ -15,7 +15,7 @@ from launch import errors, run_folder
 from launch.errors import NothingTrained, RoleFailed
 from launch.run_file.load import check
 from launch.supervise.crew import OTHERS_STOP_S, Crew
-from launch.supervise.supervisor import end, how_it_ended, prepare_model, supervise
+from launch.supervise.supervisor import Interrupt, end, how_it_ended, prepare_model, supervise
 from learner import checkpoint_files
 from protocol.wanted import FILE, Wanted
 
@@ -256,6 +256,15 @@ def test_a_broker_that_cannot_start_ends_the_run_at_once(job):
         supervise(run.crew, run.config, run.folder, run.panel, run.panel, resume=False)
     assert len(run.starts("broker")) == 1
     assert not run.crew.running("learner")
+
+
+def test_an_engine_starts_a_run_again_that_a_signal_has_ended_before_its_roles_were_there(monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for number, code in ((signal.SIGTERM, errors.COME_BACK), (signal.SIGINT, None)):
+        interrupt = Interrupt()
+        interrupt._signal(number, None)
+        early = interrupt.early()
+        assert isinstance(early, KeyboardInterrupt) if code is None else errors.exit_code(early) == code
 
 
 def deaf(job):
