@@ -1,5 +1,6 @@
-"""A Slurm of three nodes on this machine, of Debian's programs, in a folder of its own; nothing of it is a service."""
+"""A Slurm of four nodes on this machine, of Debian's programs, in a folder of its own; nothing of it is a service."""
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -13,7 +14,7 @@ from launch.processes import free_ports
 from tests.integration.protocol.encrypted_harness import until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
-NODES = ("n1", "n2", "n3")
+NODES = ("n1", "n2", "n3", "n4")
 PATIENCE_S = 60.0
 
 
@@ -47,10 +48,10 @@ class Cluster:
             (folder / name).mkdir()
         self._start("slurmctld", "-D", "-f", str(self.conf))
         for node in NODES:
-            self._start("slurmd", "-D", "-N", node, "-f", str(self.conf), name=node)
+            self.start_node(node)
         until(
-            lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D") == "3",
-            "three nodes are idle",
+            lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D") == str(len(NODES)),
+            "all nodes are idle",
             PATIENCE_S,
         )
 
@@ -69,6 +70,23 @@ class Cluster:
             words[0]: (words[1], words[2] if len(words) > 2 else "")
             for words in (line.split() for line in lines)
         }
+
+    def start_node(self, node: str) -> None:
+        self._start("slurmd", "-D", "-N", node, "-f", str(self.conf), name=node)
+
+    def kill_node(self, node: str) -> None:
+        """Kill all processes of a node at once, as a power cut would."""
+        marks = {f"SLURMD_NODENAME={node}".encode(), f"SLURM_CONF={self.conf}".encode()}
+        jobs = [pid for pid in _pids() if marks <= set(_read(pid, "environ").split(b"\0"))]
+        parents = {
+            int(_read(pid, "stat").rpartition(b")")[2].split()[1]) for pid in jobs if _read(pid, "stat")
+        }
+        steps = [pid for pid in parents if _read(pid, "comm").startswith(b"slurmstepd")]
+        daemon = self._processes[node]
+        for pid in [daemon.pid, *steps, *jobs]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        daemon.wait(PATIENCE_S)
 
     def close(self) -> None:
         self.run("scancel", "--user=root")
@@ -107,3 +125,14 @@ class Cluster:
             "PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF",
         ]  # fmt: skip
         return "\n".join(lines) + "\n"
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""

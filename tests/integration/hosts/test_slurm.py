@@ -1,11 +1,13 @@
-"""A real Slurm of three nodes runs the rendered jobs: it grows, shrinks, is preempted, and is cancelled."""
+"""A real Slurm of four nodes runs the rendered jobs: it grows, shrinks, is preempted, is cancelled, and loses nodes."""
 
 import os
 import sys
+import time
 
 import pytest
 
 from launch.cli import main
+from tests.integration.hosts.counted_head import ENOUGH, CountedRun
 from tests.integration.hosts.fleet_harness import OFFBEAT, Fleet
 from tests.integration.hosts.hosts_harness import ROOT
 from tests.integration.hosts.slurm_harness import Cluster, why_not
@@ -117,3 +119,68 @@ def test_a_fleet_under_slurm(fleet, cluster, tmp_path, capfd):
         "no job is left",
         PATIENCE_S,
     )
+
+
+def test_the_nodes_of_a_host_and_of_the_head_die(cluster, tmp_path, monkeypatch):
+    run = CountedRun(tmp_path, tmp_path / "bin" / "offbeat")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    # Each job has a node of its own.
+    (tmp_path / "site.toml").write_text(
+        '[slurm]\npartition = "low"\ngenerators = 1\nactors = 1\nactors_per_task = 1\ncpus = 3\nhead_cpus = 3\n'
+        "grace_s = 10\nlargest = 1\n"
+    )
+    assert main(["launch", "run.toml", "--on", "slurm", "--site", "site.toml"]) == 0
+    names = {role: f"offbeat-run-{role}" for role in ("head", "generators", "actors")}
+    until(lambda: run.hosts() == {"g-0", "a-0"}, "two tasks have joined", PATIENCE_S)
+    run.go_on(3, PATIENCE_S)
+
+    def die(role):
+        """Kill the node of a job, and let its next start be on another node at once. Return the seconds of all this."""
+        ((task, (_, node)),) = cluster.tasks(names[role]).items()
+        began = time.monotonic()
+        cluster.kill_node(node)
+        if role != "head":
+            until(lambda: "g-0" not in run.hosts(), "the head notices", PATIENCE_S)
+        noticed_s = time.monotonic() - began
+
+        def state():
+            return cluster.tasks(names[role]).get(task, ("gone", ""))
+
+        until(lambda: state()[0] == "PENDING", "it is requeued", PATIENCE_S)
+        requeued_s = time.monotonic() - began
+        job = cluster.run("squeue", "-h", "-o", "%A", f"--name={names[role]}")
+        cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        until(lambda: state()[0] == "RUNNING", "it runs again", PATIENCE_S)
+        started = time.monotonic()
+        assert state()[1] != node
+        # Not earlier: Slurm's word to the dead node that this job has to end waits for it, and would end the new start.
+        cluster.start_node(node)
+        return noticed_s, requeued_s, started
+
+    noticed_s, requeued_s, started = die("generators")
+    until(lambda: run.hosts() == {"g-0", "a-0"}, "the host is back", PATIENCE_S)
+    run.go_on(3, PATIENCE_S)
+    print(
+        f"a host's node died: noticed after {noticed_s:.1f} s, requeued after {requeued_s:.1f} s; steps again "
+        f"{time.monotonic() - started:.1f} s after its next start"
+    )
+
+    _, requeued_s, started = die("head")
+    until(lambda: run.counted()["epoch"] == 2, "the learner goes on", PATIENCE_S)
+    learner_s = time.monotonic() - started
+    run.go_on(3, PATIENCE_S)
+    print(
+        f"the head's node died: requeued after {requeued_s:.1f} s; learner {learner_s:.1f} s, and three steps "
+        f"{time.monotonic() - started:.1f} s after its next start"
+    )
+    assert run.starts() == ["False", "True"], "the second start resumes"
+    until(lambda: run.hosts() == {"g-0", "a-0"}, "hosts have waited for the head", PATIENCE_S)
+
+    (run.folder / ENOUGH).touch()
+    until(
+        lambda: not cluster.run("squeue", "-h", "--name=" + ",".join(names.values())),
+        "all jobs have ended",
+        PATIENCE_S,
+    )
+    print(run.prove(9))
