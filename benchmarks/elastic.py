@@ -8,6 +8,7 @@ not a model (`tests/integration/launch/counting_run.py`). Half of the hosts leav
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -37,8 +39,14 @@ folder = Path(sys.argv[1])
 model_of_test(folder / "model")
 (folder / "counting.py").write_text(ENV_FILE)
 """
-ENGINE = {"COUNTING_PAUSE_S": "0.1", "COUNTING_PLACES": "4", "COUNTING_BATCH": "8", "COUNTING_PACE": "4000"}
-"""A host samples 40 tokens per second, and the learner trains 4,000."""
+ENGINE = {
+    "COUNTING_PAUSE_S": "0.1",
+    "COUNTING_PLACES": "4",
+    "COUNTING_BATCH": "8",
+    "COUNTING_PACE": "4000",
+    "COUNTING_PUBLISHES": "1",
+}
+"""A host samples 40 tokens per second, and the learner trains 4,000 and publishes a version after each step."""
 JOIN_S = 180.0
 """Longest wait until all processes of a fleet have joined."""
 POLL_S = 0.25
@@ -96,6 +104,8 @@ class Outcome:
     host_seconds: float
     trained: int = 0
     """Action tokens."""
+    lags: dict[int, int] = field(default_factory=dict)
+    """Trained action tokens by their lag: how many versions the learner had published since they were sampled."""
     stale: int = 0
     lost: int = 0
     """Tokens whose outcome is `lost`."""
@@ -109,6 +119,12 @@ class Outcome:
     def rate(self) -> float:
         """Trained tokens per second and host."""
         return self.trained / self.host_seconds
+
+    @property
+    def lag(self) -> float:
+        """Mean lag of a trained token, in versions; NaN if none was trained."""
+        tokens = sum(self.lags.values())
+        return sum(lag * count for lag, count in self.lags.items()) / tokens if tokens else math.nan
 
 
 class Fleet:
@@ -142,6 +158,24 @@ class Fleet:
             return fetch(self._config.broker.http, keys=self._keys)
         except NoAnswer:
             return None
+
+    def lags(self) -> Counter[int]:
+        """Return the tokens that were trained so far, by their lag."""
+        try:
+            content = json.loads((self.folder / "lags.json").read_text())
+        except FileNotFoundError:
+            return Counter()
+        return Counter({int(lag): count for lag, count in content.items()})
+
+    def look(self) -> "Look":
+        """Return what the run has counted.
+
+        Raises:
+            TimeoutError: the broker does not answer.
+        """
+        if (status := self.status()) is None:
+            raise TimeoutError("the broker does not answer")
+        return Look(counts(status), self.lags(), status["ledger"]["violation"])
 
     def await_status(self, holds: Any) -> None:
         """Wait until the broker's answer is as it should be."""
@@ -219,14 +253,24 @@ def counts(status: dict[str, Any]) -> dict[str, int]:
     }
 
 
-def add(outcome: Outcome, before: dict[str, int], status: dict[str, Any] | None) -> None:
+@dataclass(frozen=True)
+class Look:
+    """What a run had counted at one moment."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    lags: Counter[int] = field(default_factory=Counter)
+    violation: str = ""
+    """What the ledger says of itself."""
+
+
+def add(outcome: Outcome, before: Look, fleet: Fleet) -> None:
     """Add what happened since an earlier look."""
-    if status is None:
-        raise TimeoutError("the broker does not answer")
-    for name, value in counts(status).items():
-        setattr(outcome, name, getattr(outcome, name) + value - before[name])
-    if violation := status["ledger"]["violation"]:
-        outcome.violations.append(violation)
+    now = fleet.look()
+    for name, value in now.counts.items():
+        setattr(outcome, name, getattr(outcome, name) + value - before.counts.get(name, 0))
+    outcome.lags = dict(Counter(outcome.lags) + (now.lags - before.lags))
+    if now.violation:
+        outcome.violations.append(now.violation)
 
 
 def stay(arm: str, seed: int, hosts: int, seconds: float, changes: Sequence[Change]) -> Outcome:
@@ -234,7 +278,7 @@ def stay(arm: str, seed: int, hosts: int, seconds: float, changes: Sequence[Chan
     outcome = Outcome(arm, seed, seconds, len(changes), host_seconds(changes, hosts, seconds))
     with fleet_of(hosts) as fleet:
         fleet.all_there()
-        before, began = counts(fleet.status() or {}), time.monotonic()
+        before, began = fleet.look(), time.monotonic()
         for change in [*changes, None]:
             at = seconds if change is None else change.at
             time.sleep(max(0.0, began + at - time.monotonic()))
@@ -242,7 +286,7 @@ def stay(arm: str, seed: int, hosts: int, seconds: float, changes: Sequence[Chan
                 fleet.come()
             elif change is not None:
                 fleet.go(killed=change.killed)
-        add(outcome, before, fleet.status())
+        add(outcome, before, fleet)
         outcome.twice = fleet.end()
     return outcome
 
@@ -257,12 +301,13 @@ def restart(seed: int, hosts: int, seconds: float, changes: Sequence[Change]) ->
             if began is None:
                 fleet.all_there()
                 began = time.monotonic()
-                before = counts(fleet.status() or {})
+                before = fleet.look()
             else:
-                before = dict.fromkeys(before, 0)
+                before = Look()
             time.sleep(max(0.0, began + end - time.monotonic()))
-            if (status := fleet.status()) is not None:
-                add(outcome, before, status)
+            # A run that was started again a moment ago may not answer yet, and has trained nothing.
+            if fleet.status() is not None:
+                add(outcome, before, fleet)
         if change is not None:
             hosts += 1 if change.comes else -1
     return outcome
@@ -271,8 +316,9 @@ def restart(seed: int, hosts: int, seconds: float, changes: Sequence[Change]) ->
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return the table of all arms: medians over seeds, with the least and the greatest."""
     rows = [
-        "| arm | changes | trained tokens/s and host | relative to static | too stale | dealt again | lost | twice |",
-        "|---|---|---|---|---|---|---|---|",
+        "| arm | changes | trained tokens/s and host | relative to static | mean lag of tokens, versions | largest lag "
+        "| too stale | dealt again | lost | twice |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     still = {one.seed: one.rate for one in outcomes if one.arm == "static"}
     for arm in ARMS:
@@ -283,9 +329,11 @@ def table(outcomes: Sequence[Outcome]) -> str:
         sums = [sum(getattr(one, name) for one in own) for name in ("dealt_again", "lost", "twice")]
         rates = spread([one.rate for one in own])
         ratios = "-" if arm == "static" else spread([one.rate / still[one.seed] for one in own])
+        lagging = [one.lag for one in own if one.lags]
+        lags = f"{spread(lagging)} | {max(max(one.lags, default=0) for one in own)}" if lagging else "- | -"
         changes = sum(one.changes for one in own)
         rows.append(
-            f"| {arm} | {changes} | {rates} | {ratios} | {stale:.1%} | {' | '.join(map(str, sums))} |"
+            f"| {arm} | {changes} | {rates} | {ratios} | {lags} | {stale:.1%} | {' | '.join(map(str, sums))} |"
         )
     return "\n".join(rows)
 

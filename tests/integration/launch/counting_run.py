@@ -1,7 +1,8 @@
 """`launch.role` for a run without a model: generators with few places, and a learner that takes time for each token.
 
 `COUNTING_PAUSE_S` is the time between two tokens of an answer, `COUNTING_PLACES` the answers that a generator gives at
-a time. `COUNTING_BATCH` episodes make a step of the learner, which trains `COUNTING_PACE` tokens in a second.
+a time. `COUNTING_BATCH` episodes make a step of the learner, which trains `COUNTING_PACE` tokens in a second. With
+`COUNTING_PUBLISHES`, each step publishes a version, and `lags.json` has the tokens trained so far by their lag.
 """
 
 import asyncio
@@ -10,25 +11,35 @@ import itertools
 import json
 import os
 import queue
+import shutil
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+
+import numpy as np
 
 from actors.generator import generator as process
 from launch.role import main
 from launch.run_folder import load_config, prepare_keys
-from learner.run_files import RESULT
+from learner.run_files import RESULT, weights_folder
 from protocol.codec import decode_delivery
+from protocol.files import write_whole
 from protocol.messages.episodes import Commit, Deliver, DeliveryCredit, PutTasks
-from protocol.messages.peers import Hello
+from protocol.messages.peers import Hello, PublishWeights
 from protocol.session import Progress
 from protocol.sockets import ThreadLink
+from protocol.weights.files import write_version
+from protocol.weights.format import version_folder
 from tests.integration.actors.actor_harness import counting_task
 from tests.integration.hosts.counting_engine import CountingEngine
 
 AHEAD = 3
 """Batches of episodes that are under way."""
 LOOK_S = 0.2
+LAGS = "lags.json"
+KEPT = 8
+"""Versions on the disk."""
 
 
 class FewPlaces(CountingEngine):
@@ -59,6 +70,7 @@ class Learner:
         self._tokens = self._busy_s = self._idle_s = 0.0
         self._steps, self._names, self._units = 0, itertools.count(), []
         self._trained, self._twice = set(), 0
+        self._publishes, self._lags = bool(os.environ.get("COUNTING_PUBLISHES")), Counter()
         hello = Hello(role="learner", peer="learner", incarnation=1, epoch=1, deliver="trajectory")
         keys = prepare_keys(self._config, folder, "learner")
         self._link = ThreadLink(self._config.broker.endpoint, hello, progress=self._progress, keys=keys)
@@ -87,13 +99,17 @@ class Learner:
                 continue
             units, self._units = self._units[: self._batch], self._units[self._batch :]
             waited_s = time.monotonic() - began
-            tokens = sum(tokens for _, tokens in units)
+            tokens = sum(len(versions) for _, versions in units)
+            for _, versions in units:
+                self._lags.update((self._steps - versions).tolist())
             self._steps += 1
             self._twice += sum(name in self._trained for name, _ in units)
             self._trained |= {name for name, _ in units}
             # This is the work of a step, and no wait for somebody.
             time.sleep(tokens / self._pace)
             self._link.send(Commit(epoch=1, step=self._steps, trained=[name for name, _ in units]))
+            if self._publishes:
+                self._publish()
             self._put(len(units))
             spent_s = time.monotonic() - began
             self._tokens, self._busy_s, self._idle_s = (
@@ -103,6 +119,17 @@ class Learner:
             )
         (self._folder / RESULT).write_text(json.dumps({"twice": self._twice}))
         self._link.close("the run is over", "over")
+
+    def _publish(self) -> None:
+        write_whole(self._folder / LAGS, json.dumps(self._lags), durable=False)
+        folder, version = weights_folder(self._folder), self._steps
+        folder.mkdir(exist_ok=True)
+        tensors = [("a", memoryview(np.full(2, version, "<f4")).cast("B"))]
+        manifest = write_version(
+            folder, run="run", epoch=1, version=version, shapes={"a": ("F32", (2,))}, tensors=tensors
+        )
+        self._link.send(PublishWeights(epoch=1, version=version, manifest=str(manifest)))
+        shutil.rmtree(version_folder(folder, version - KEPT), ignore_errors=True)
 
     def _take(self, began: float) -> bool:
         """Wait for a batch. Return whether it is there before the run is to end."""
@@ -116,9 +143,9 @@ class Learner:
             if isinstance(item, Exception):
                 raise item
             if item is not None and isinstance(item[0], Deliver):
-                segments = [segment for segment, _ in decode_delivery(item[0], item[1])]
-                tokens = sum(int(segment.action_tokens) for segment in segments)
-                self._units.append((item[0].unit_id, tokens))
+                versions = [arrays["policy_version"] for _, arrays in decode_delivery(item[0], item[1])]
+                sampled = np.concatenate(versions)
+                self._units.append((item[0].unit_id, sampled[sampled >= 0]))
         return True
 
 

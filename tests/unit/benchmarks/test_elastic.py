@@ -21,7 +21,7 @@ def test_there_is_always_a_host_and_never_twice_the_mean(seed, mean, every_s):
 
 def test_the_ratio_is_of_the_same_seed_and_of_host_seconds():
     def outcome(arm, seed, trained):
-        return Outcome(arm, seed, 60.0, 2, 120.0, trained=trained)
+        return Outcome(arm, seed, 60.0, 2, 120.0, trained=trained, lags={1: 30, 3 + seed: 10})
 
     outcomes = [
         outcome(arm, seed, tokens)
@@ -29,5 +29,7 @@ def test_the_ratio_is_of_the_same_seed_and_of_host_seconds():
         for arm, tokens in zip(ARMS, (1200, 1080, 600), strict=True)
     ]
     lines = table(outcomes).splitlines()
-    assert lines[3].startswith("| elastic | 4 | 9.00 [9.00, 9.00] | 0.90 [0.90, 0.90] |")
+    assert lines[3].startswith(
+        "| elastic | 4 | 9.00 [9.00, 9.00] | 0.90 [0.90, 0.90] | 1.62 [1.50, 1.75] | 4 |"
+    )
     assert lines[4].startswith("| restart | 4 | 5.00 [5.00, 5.00] | 0.50 [0.50, 0.50] |")
