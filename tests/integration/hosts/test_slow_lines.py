@@ -36,6 +36,8 @@ EVERY_S, UNDER_WAY = 1.0, 12
 class Course(Numbered):
     """A run that publishes a version each second, and keeps tasks under way."""
 
+    publishing = True
+
     def __init__(self, folder):
         super().__init__(folder, HEAD)
         # Each segment is longer than the hole lets through.
@@ -66,13 +68,13 @@ class Course(Numbered):
         self.learner.send(told)
         shutil.rmtree(version_folder(self.versions, self.version - 8), ignore_errors=True)
 
-    def go_on(self, until_true, what, *, publishing=True, patience_s=PATIENCE_S):
-        """Train, and publish each second, until the condition holds. Return the seconds."""
+    def go_on(self, until_true, what):
+        """Train, and publish each second, until the condition holds. Return what it returned, and the seconds."""
         began = time.monotonic()
         while not (found := until_true()):
             now = time.monotonic()
-            assert now < began + patience_s, f"waited in vain: {what}; {self.broker.status()['waits']}"
-            if publishing and now >= self.published_at + EVERY_S:
+            assert now < began + PATIENCE_S, f"waited in vain: {what}; {self.broker.status()['waits']}"
+            if self.publishing and now >= self.published_at + EVERY_S:
                 self.published_at = now
                 self.publish()
             self.keep_busy()
@@ -101,6 +103,28 @@ class Course(Numbered):
     def sampled_lately(self, name, units=8):
         """Return whether a generator sampled a part of the last units."""
         return name in set().union(*self.trained[-units:], set())
+
+    def trains(self, count):
+        """Return a condition: more units than this were trained since now."""
+        goal = len(self.trained) + count
+        return lambda: len(self.trained) > goal
+
+    def recover(self, name, said, is_cured, what):
+        """Wait until the harm to the line has no effect any more and its generator samples; then end the run.
+
+        Args:
+            said: what was seen before.
+        """
+        healed = time.monotonic()
+        _, cured_s = self.go_on(is_cured, what)
+        self.go_on(lambda: self.sampled_lately(name), "it samples again")
+        works_s = time.monotonic() - healed
+        ledger, proof = self.finish()
+        print(
+            f"{said}; healed: well after {cured_s:.1f} s, samples after {works_s:.1f} s; "
+            f"{ledger['duplicate_segments']} duplicates; {proof}"
+        )
+        assert works_s < BACK_S
 
     def finish(self):
         """Let what is under way end, and prove that each stored segment was trained once, or left out as stale."""
@@ -144,76 +168,56 @@ def course(tmp_path):
             course.close()
 
 
+def on_both_ends(host, command):
+    """Run a command for each end of the line, whose device is `{}` in it."""
+    subprocess.run(command.format(PORT).split(), check=True)
+    host.run(command.format("eth0"))
+
+
 def test_a_slow_line_is_named_and_its_generator_gets_no_turns_while_it_is_too_far_behind(course):
     course, host = course
     of = "generator-far-0"
     course.go_on(lambda: course.sampled_lately(of) and course.behind(of) is not None, "both hosts sample")
-    harm = ["tc", "qdisc", "add", "dev", PORT, "root", *SLOW.split()]
-    subprocess.run(harm, check=True)
-    host.run(f"tc qdisc add dev eth0 root {SLOW}")
+    on_both_ends(host, f"tc qdisc add dev {{}} root {SLOW}")
     (line, *_), told_s = course.go_on(
         lambda: course.waits_of(of, "behind the newest", " MB/s, and one is published each "),
         "the status says that the line is slow",
     )
     assert "a version takes" in line
     assert "take a faster line to the learner's host, publish less often (learner.publish_every)" in line
-    steps = len(course.trained)
+    trains = course.trains(40)
     _, avoided_s = course.go_on(
-        lambda: len(course.trained) > steps + 40 and not course.sampled_lately(of, 40),
-        "nobody asks it any more",
+        lambda: trains() and not course.sampled_lately(of, 40), "nobody asks it any more"
     )
     # It is there all the time, and the run goes on.
     assert course.waits_of(of, " MB/s")
     assert gauge(course, "lost_total") == 0
-    subprocess.run(["tc", "qdisc", "del", "dev", PORT, "root"], check=True)
-    host.run("tc qdisc del dev eth0 root")
-    healed = time.monotonic()
-    course.go_on(lambda: not course.waits_of(of, " MB/s"), "the cause is gone")
-    well_s = time.monotonic() - healed
-    course.go_on(lambda: course.sampled_lately(of), "it samples again")
-    works_s = time.monotonic() - healed
-    ledger, proof = course.finish()
-    print(
-        f"2 Mbit/s: {line}; said after {told_s:.1f} s, avoided after {avoided_s:.1f} s more; healed: well after "
-        f"{well_s:.1f} s, samples after {works_s:.1f} s; {ledger['duplicate_segments']} duplicates; {proof}"
-    )
-    assert works_s < BACK_S
+    on_both_ends(host, "tc qdisc del dev {} root")
+    said = f"2 Mbit/s: {line}; said after {told_s:.1f} s, avoided after {avoided_s:.1f} s more"
+    course.recover(of, said, lambda: not course.waits_of(of, " MB/s"), "the cause is gone")
 
 
 def test_a_line_that_loses_large_packets_is_named_and_the_other_host_trains(course):
     course, host = course
+    course.publishing = False
     of = "generator-far-0"
-    course.go_on(lambda: course.sampled_lately(of), "both hosts sample", publishing=False)
-    host.run("ethtool -K eth0 tso off gso off gro off")
-    subprocess.run(["ethtool", "-K", PORT, "tso", "off", "gso", "off", "gro", "off"], check=True)
+    course.go_on(lambda: course.sampled_lately(of), "both hosts sample")
+    on_both_ends(host, "ethtool -K {} tso off gso off gro off")
     nft("-f", "-", text=HOLE)
     try:
         (line, *_), told_s = course.go_on(
-            lambda: course.waits_of("actor-far-0", SHORT_ONLY),
-            "the status says what is wrong",
-            publishing=False,
+            lambda: course.waits_of("actor-far-0", SHORT_ONLY), "the status says what is wrong"
         )
         assert "large packets are lost on the way to the broker" in line
         assert "look at the MTU (docs/run/security.md)" in line
-        steps = len(course.trained)
-        course.go_on(lambda: len(course.trained) > steps + 40, "the other host trains", publishing=False)
+        course.go_on(course.trains(40), "the other host trains")
         # A further host there does not start, and says why.
         course.join("late", course.ticket("--host", "late"), "--actors", "1", inside=host)
-        code, refused_s = course.go_on(
-            lambda: course.hosts["late"].poll(), "it does not start", publishing=False
-        )
+        code, refused_s = course.go_on(lambda: course.hosts["late"].poll(), "it does not start")
         said = course.log_of("late")
         assert "lower the MTU of this host's network device" in said
         assert code not in (0, 75), said
     finally:
         nft("delete", "table", "netdev", "offbeat_out", check=False)
-    healed = time.monotonic()
-    course.go_on(course.is_complete, "all of the host are there", publishing=False)
-    course.go_on(lambda: course.sampled_lately(of), "it samples again", publishing=False)
-    works_s = time.monotonic() - healed
-    ledger, proof = course.finish()
-    print(
-        f"MTU hole: {line}; said after {told_s:.1f} s; a further host refused after {refused_s:.1f} s (code {code}); "
-        f"healed: samples after {works_s:.1f} s; {ledger['duplicate_segments']} duplicates; {proof}"
-    )
-    assert works_s < BACK_S
+    said = f"MTU hole: {line}; said after {told_s:.1f} s; a further host refused after {refused_s:.1f} s (code {code})"
+    course.recover(of, said, course.is_complete, "all of the host are there")
