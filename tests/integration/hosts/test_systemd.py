@@ -1,4 +1,4 @@
-"""A real systemd, as the first process of namespaces of its own, runs the rendered unit of a host."""
+"""A real systemd, as the first process of namespaces of its own, runs the rendered units of a host and of a head."""
 
 import os
 import shlex
@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from launch.cli import main
 from launch.fleet.job import Job
 from launch.fleet.render import render
 from launch.fleet.site import Site, SystemdSite
 from protocol.messages.peers import Goodbye
 from protocol.security import key_files
+from tests.integration.hosts.counted_head import ENOUGH, CountedRun
 from tests.integration.hosts.fleet_harness import OFFBEAT, Fleet
 from tests.integration.hosts.hosts_harness import PATIENCE_S, ROOT
 from tests.integration.hosts.test_fleet import gauge
@@ -34,7 +36,7 @@ ALONE = [
     "--uts",
     "--ipc",
 ]
-UNIT = "offbeat-host@gpu7"
+UNIT, HEAD = "offbeat-host@gpu7", "offbeat-head@run"
 STUBS = ("sysinit", "basic", "shutdown", "network-online", "multi-user", "default", "proof")
 """Targets without content: nothing of the machine's own services may start in the namespaces."""
 
@@ -98,7 +100,7 @@ class Systemd:
         return dict(line.split("=", 1) for line in text.splitlines())
 
     def close(self):
-        self("stop", "offbeat-host@*")
+        self("stop", "offbeat-*")
         # All processes of the namespaces end with their first one.
         os.kill(int(self._first), signal.SIGKILL)
         self._process.wait(PATIENCE_S)
@@ -186,3 +188,57 @@ def test_systemd_starts_a_host_again_after_a_fault_and_leaves_it_when_it_is_to_s
     found = systemd.said(unit)
     assert (found["ExecMainStatus"], found["NRestarts"]) == ("0", "0"), log.read_text()
     assert fleet.broker.process.wait(PATIENCE_S) == 0
+
+
+@pytest.fixture
+def head(tmp_path):
+    """A run whose head and one host are units of a systemd."""
+    program = tmp_path / "bin" / "offbeat"
+    run = CountedRun(tmp_path, program, f"exec >>{tmp_path}/said.log 2>&1")
+    site = Site(systemd=SystemdSite(folder=str(tmp_path), program=str(program), grace_s=30))
+    systemd = Systemd(tmp_path / "systemd", render(Job("run.toml", (), run.config), site, "systemd"))
+    yield run, systemd
+    systemd.close()
+
+
+def test_systemd_keeps_a_head_until_its_run_is_over(head, tmp_path):
+    run, systemd = head
+
+    def learner_starts(number):
+        until(lambda: run.counted()["epoch"] == number, f"learner {number} begins", PATIENCE_S)
+        # Units that were there already may suffice for steps.
+        until(lambda: run.hosts() == {"gpu7"}, "its host is there", PATIENCE_S)
+        run.go_on(3, PATIENCE_S)
+        assert run.starts() == ["False", *["True"] * (number - 1)]
+
+    assert systemd("start", HEAD) == ""
+    until(run.status, "the broker answers", PATIENCE_S)
+    assert main(["ticket", str(run.folder), "--host", "gpu7", "--out", str(tmp_path / "gpu7.ticket")]) == 0
+    assert systemd("start", UNIT) == ""
+    learner_starts(1)
+
+    # The supervisor is killed: systemd ends what it has left, and the run goes on from its checkpoint.
+    assert systemd("kill", "--signal=KILL", "--kill-who=main", HEAD) == ""
+    until(lambda: systemd.said(HEAD)["NRestarts"] == "1", "systemd starts it again", PATIENCE_S)
+    learner_starts(2)
+
+    # Somebody else ends it: the learner writes a checkpoint, and systemd starts the head again.
+    assert systemd("kill", "--signal=TERM", "--kill-who=main", HEAD) == ""
+    until(lambda: systemd.said(HEAD)["NRestarts"] == "2", "systemd starts it again", PATIENCE_S)
+    learner_starts(3)
+
+    # Stopped, it stays away without a failure. It has sent its host away with 75, which comes back by itself.
+    assert systemd("stop", HEAD) == ""
+    assert systemd.said(HEAD)["ActiveState"] == "inactive"
+    assert systemd("start", HEAD) == ""
+    learner_starts(4)
+
+    # Over, head and host end, and what a reboot does starts neither again.
+    (run.folder / ENOUGH).touch()
+    for unit in (HEAD, UNIT):
+        until(lambda unit=unit: systemd.said(unit)["ActiveState"] == "inactive", f"{unit} ends", PATIENCE_S)
+    assert (systemd.said(HEAD)["NRestarts"], systemd.said(UNIT)["NRestarts"]) == ("0", "0")
+    assert systemd("start", HEAD) == ""
+    assert systemd.said(HEAD)["ActiveState"] == "inactive"
+    assert len(run.starts()) == 4
+    print(run.prove(12))
