@@ -473,9 +473,10 @@ def noise(results: Results) -> tuple[str, float]:
     if not pairs:
         return "The noise floor is missing: no cell was run twice.", 0.0
     floor = math.sqrt(statistics.fmean(d * d for d in pairs))
+    tasks = " and ".join(task for task in TASKS if any(f.again and f.task == task for f in results.found))
     return (
-        f"{len(pairs)} cells of `uncorrected` were run twice, with other samples. Their rewards differ by {floor:.3f} "
-        f"in the root mean square, and by {max(pairs):.3f} at most.",
+        f"{len(pairs)} cells of `uncorrected` on {tasks} were run twice, with other samples. Their rewards differ by "
+        f"{floor:.3f} in the root mean square, and by {max(pairs):.3f} at most.",
         floor,
     )
 

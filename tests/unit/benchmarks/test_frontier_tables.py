@@ -181,7 +181,7 @@ def test_the_noise_floor_is_the_difference_of_cells_run_twice():
     found = finished(first, lambda found: cells.repeated(found, "budget"))
     words, floor = tables.noise(tables.Results(found))
     assert floor == pytest.approx(0.02)
-    assert "9 cells" in words
+    assert "9 cells of `uncorrected` on budget were" in words
 
 
 def test_results_are_read_back_from_lines_and_from_the_published_file(tmp_path):
