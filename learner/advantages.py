@@ -16,7 +16,7 @@ from learner.algorithms import advantages as truncation
 from learner.algorithms.advantages import next_quantile, risk_advantage, share_of_paper
 from learner.algorithms.values import lambda_returns, vtrace_targets
 from learner.comparisons import compared_advantages, informative_factor
-from learner.families.branching import shared_prefix_advantages
+from learner.families.branching import shared_prefix_advantages, success_rates
 from learner.formulas import Rollouts, load_formula
 from learner.settings.advantages import (
     AdvantageConfig,
@@ -346,24 +346,31 @@ def _estimated(
     total = len(estimates.value)
     advantage, target = np.zeros(total), np.zeros(total)
     policy, value_mask = np.zeros(total, dtype=np.bool_), np.zeros(total, dtype=np.bool_)
+    by_success = critic.target == "success"
+    rates = success_rates(trajectories) if by_success else target
     start = 0
     for t in trajectories:
         row = slice(start, start + len(t))
         actions = start + np.flatnonzero(t.learned_mask)
         window = actions[actions >= start + t.window_start]
-        rewards = t.reward_per_token()
         finished = t.status != "unfinished"
+        rewards = t.reward_per_token()
+        if by_success:
+            rewards = np.zeros(len(t))
+            rewards[actions[-1:] - start] = float(finished and t.solved)
         trace = _trace(config, t, window_tokens)
         advantage[window] = _window_advantage(
             config, t, rewards, estimates.value[row], window - start, trace=trace
         )
         tail = truncation.tail_mask(len(window), finished=finished, ignore=config.ignored_tail)
         policy[window] = tail
-        if len(actions) and (finished or critic.target != "monte_carlo"):
-            learned = actions if critic.target == "monte_carlo" else window
+        whole = by_success or critic.target == "monte_carlo"
+        if len(actions) and (finished or not whole):
+            learned = actions if whole else window
             value_mask[learned] = True
+            rewards = rates[learned] if by_success else rewards[learned - start]
             target[learned] = _value_targets(
-                config, critic, rewards[learned - start], estimates, learned, advantage[learned], finished
+                config, critic, rewards, estimates, learned, advantage[learned], finished
             )
         start += len(t)
     if config.whiten:
@@ -414,6 +421,7 @@ def _value_targets(
     advantage: Float64s,
     finished: bool,
 ) -> Float64s:
+    """Return the targets of tokens from their rewards; with "success" these are the targets themselves."""
     values = estimates.value[tokens]
     match critic.target:
         case "monte_carlo":
@@ -430,5 +438,7 @@ def _value_targets(
                 trace=config.trace,
             )
             return targets
+        case "success":
+            return rewards
         case _:
             assert_never(critic.target)

@@ -92,6 +92,8 @@ METHODS = {
     "critic": CRITIC | {"critic": {"model": "separate"}},
     "regression": CRITIC | {"critic": {"model": "head"}, "surrogate": {"kind": "regression", "beta": 2.0}},
     "vtrace": CRITIC | {"critic": {"model": "separate", "target": "vtrace", "steps": 2}},
+    "success_head": CRITIC
+    | {"critic": {"model": "head", "target": "success", "clip_low": 0.0, "clip_high": 0.0}},
     "lambda_head": CRITIC | {"critic": {"model": "head", "target": "lambda"}},
 }
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from learner.algorithms.tokens import check_same_shape
 from protocol.arrays import Float64s
@@ -66,6 +67,32 @@ def value_loss(
         # `maximum` would halve the gradient where both errors are equal.
         error = torch.where(clipped > error, clipped, error)
     return 0.5 * error
+
+
+def rate_loss(logits: Tensor, rates: Tensor) -> Tensor:
+    r"""Compute the cross-entropy of rates of success and the probabilities that a critic gives.
+
+    .. math:: -\left(y \log V + (1 - y) \log (1 - V)\right), \qquad V = \frac{1}{1 + e^{-z}}
+
+    DAPO, arXiv:2412.18279: its critic learns the share of right answers among continuations of a step. The gradient in
+    z is V - y, so that the loss is least, and not 0 unless y is 0 or 1, where V is y.
+
+    Args:
+        logits: z, [N], float32, with gradient.
+        rates: y, [N], from 0 to 1; constant.
+
+    Returns:
+        Loss per token [N], in nats, >= 0, not averaged. Gradient in ``logits`` only.
+
+    Raises:
+        ValueError: the shapes differ.
+
+    Example:
+        >>> rate_loss(torch.zeros(2), torch.tensor([1.0, 0.5])).mul(1000).round().tolist()  # log 2
+        [693.0, 693.0]
+    """
+    check_same_shape(logits=logits, rates=rates)
+    return binary_cross_entropy_with_logits(logits, rates.detach(), reduction="none")
 
 
 def lambda_returns(advantage: ArrayLike, values: ArrayLike) -> Float64s:

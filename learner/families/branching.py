@@ -199,6 +199,62 @@ def shared_prefix_advantages(
     return np.concatenate([np.zeros(0), *rows])
 
 
+def success_rates(trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
+    r"""Return the share of right answers among the samples that went on from the tokens before each token, [ΣT].
+
+    .. math:: \hat V(s) = \frac{1}{|N(s)|} \sum_{i \in N(s)} \hat V(s_i), \qquad \hat V(\text{end}) = 0 \text{ or } 1
+
+    s is what stands before the token. N(s) are the finished trajectories of the group that were sampled from s on, in
+    which each has gone to a state s_i. A branch was sampled from its beginning on alone: before it, its answer counts
+    for its parent, whose value at the branching is the mean of both. So a state with many branches behind it has no
+    more weight than one without. DAPO, arXiv:2412.18279, samples continuations of each step for this estimate.
+
+    Args:
+        trajectories: whole groups, [S]; without branches, too, states that several members share have their mean.
+
+    Returns:
+        Shares from 0 to 1; 0 for all tokens of unfinished trajectories.
+    """
+    # One more place than tokens: the last is what stands behind the last token.
+    rates = [np.zeros(len(t) + 1) for t in trajectories]
+    groups: dict[str, list[int]] = {}
+    for i, t in enumerate(trajectories):
+        if t.status != "unfinished":
+            groups.setdefault(t.group_id, []).append(i)
+    # Each entry is a set of trajectories with the same tokens before `start`, and the place at which they part. Sets
+    # are split until each has one member; then rates go back from the ends to the beginnings.
+    waiting, splits = [(members, 0) for members in groups.values()], []
+    while waiting:
+        members, start = waiting.pop()
+        end = _parting(trajectories, members, start)
+        splits.append((members, start, end))
+        parts: dict[int, list[int]] = {}
+        for i in members:
+            t = trajectories[i]
+            # One that has ended here is a part of its own.
+            parts.setdefault(int(t.token_ids[end]) if end < len(t) else -1 - i, []).append(i)
+        waiting += [(part, end + 1) for part in parts.values() if len(part) > 1]
+        for i, *others in parts.values():
+            if not others:
+                rates[i][end + 1 :] = trajectories[i].solved
+    for members, start, end in reversed(splits):
+        ways = [(trajectories[i], rates[i]) for i in members]
+        behind = np.array([rate[end + 1] if end < len(t) else t.solved for t, rate in ways])
+        begins = np.array([t.prompt_tokens if t.parent else 0 for t, _ in ways])
+        if (sampled := behind[begins <= end]).size:
+            for _, rate in ways:
+                rate[start : end + 1] = sampled.mean()
+    return np.concatenate([np.zeros(0), *(rate[:-1] for rate in rates)])
+
+
+def _parting(trajectories: Sequence[Trajectory], members: Sequence[int], start: int) -> int:
+    """Return the first place from ``start`` on at which the members differ, or at which one of them has ended."""
+    shortest = min(len(trajectories[i]) for i in members)
+    rows = np.stack([trajectories[i].token_ids[start:shortest] for i in members])
+    different = (rows != rows[0]).any(axis=0)
+    return start + int(different.argmax()) if different.any() else shortest
+
+
 def _alternates(t: Trajectory) -> bool:
     return all(turn.index == n and turn.action == bool(n % 2) for n, turn in enumerate(t.turns))
 

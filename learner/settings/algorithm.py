@@ -164,11 +164,13 @@ class CriticConfig(Section):
     """Factor of the value loss in the policy's loss. It has an effect with model = "head" only. Above 0."""
     lr: float = Field(1e-3, gt=0)
     """Learning rate of the separate critic, or of the value head. Above 0."""
-    target: Literal["monte_carlo", "lambda", "vtrace"] = "monte_carlo"
+    target: Literal["monte_carlo", "lambda", "vtrace", "success"] = "monte_carlo"
     """Targets of the values. "monte_carlo": returns of finished trajectories, on all of their
     action tokens (T-PPO); "lambda": lambda-returns (advantage plus value), on the tokens of the window;
     "vtrace": lambda-returns corrected for the behaviour policy (IMPALA, arXiv:1802.01561), on the tokens of
-    the window."""
+    the window; "success": the share of right answers among the samples of the group that went on from the same tokens
+    (arXiv:2412.18279). With "success" a value is a probability, its loss a cross-entropy, and the reward of a
+    trajectory 1 if its answer is right, else 0, whatever other rewards it has."""
     clip_low: float = Field(0.5, ge=0)
     """How far below its earlier estimate a value may move in one update, in units of the return. The earlier
     estimate is from when the token was first trained. At least 0; 0 here and in `clip_high`: no clip."""
@@ -186,6 +188,11 @@ class CriticConfig(Section):
             yield (
                 f'{field}.steps is {self.steps} but {field}.model is "head", which steps with the policy; use model = '
                 '"separate"'
+            )
+        if self.target == "success" and (self.clip_low or self.clip_high):
+            yield (
+                f'{field}.target is "success" with {field}.clip_low {self.clip_low:g} and clip_high '
+                f"{self.clip_high:g}, which bound a squared error: its loss is a cross-entropy; set both to 0"
             )
 
 

@@ -464,12 +464,16 @@ def _branches(learner: LearnerConfig, family: BranchFamily | RetryFamily) -> Ite
             f"learner.reward.{name} is set with {what}: it counts turns, marks or tokens, and those before a {one} "
             f"begins are not the {one}'s; take one of the two out"
         )
-    compared = comparisons_of(algorithm.advantage)
-    if algorithm.advantage.kind == "gae" or (compared is not None and is_by_turn(compared)):
+    compared, critic = comparisons_of(algorithm.advantage), algorithm.critic
+    by_value = family.kind == "branch" and critic is not None and critic.target == "success"
+    if (algorithm.advantage.kind == "gae" and not by_value) or (
+        compared is not None and is_by_turn(compared)
+    ):
         yield (
             f'learner.algorithm.advantage.kind is "{algorithm.advantage.kind}" with {what}: a {one}\'s first turn '
             "would be credited with rewards of the turns before it; use an advantage of whole trajectories, such as "
             'kind "group"'
+            + (', or learner.algorithm.critic.target "success"' if family.kind == "branch" else "")
         )
 
 

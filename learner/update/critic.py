@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from learner.advantages import Estimates, TokenAdvantages
 from learner.algorithms.ratios import LOG_RATIO_LIMIT
-from learner.algorithms.values import value_loss
+from learner.algorithms.values import rate_loss, value_loss
 from learner.settings.algorithm import CriticConfig
 from learner.trajectory import Trajectory
 from learner.update.adaptive import Forward, on_device
@@ -50,7 +50,7 @@ class CriticModule(nn.Module):
             attends: [B, T, T] bool, see there.
 
         Returns:
-            Values, float32 [N], in units of the return.
+            Values, float32 [N], in units of the return, or logits of probabilities where the target is "success".
         """
         inputs = decoder_inputs(self.decoder, token_ids, depth, attends)
         states = self.decoder(**inputs).last_hidden_state
@@ -82,19 +82,28 @@ def critic_inputs(micro_batch: MicroBatch, device: torch.device) -> dict[str, Te
     return micro_batch_inputs(micro_batch, device, ("token_ids", "position", "depth", "attends"))
 
 
-def critic_loss(
-    critic: CriticConfig, micro_batch: MicroBatch, values: Tensor, device: torch.device
-) -> Tensor:
-    """Return the loss of the values [N] of a micro-batch's targets, weighted and summed."""
+def critic_loss(critic: CriticConfig, micro_batch: MicroBatch, said: Tensor, device: torch.device) -> Tensor:
+    """Return the loss of what the critic says [N] of a micro-batch's targets, weighted and summed."""
+    target, weight = (
+        on_device(micro_batch.columns[name], device) for name in ("value_target", "value_weight")
+    )
+    if critic.target == "success":
+        return (weight * rate_loss(said, target)).sum()
     clipped = bool(critic.clip_low or critic.clip_high) and "value_before" in micro_batch.columns
     per_token = value_loss(
-        values,
-        on_device(micro_batch.columns["value_target"], device),
+        said,
+        target,
         on_device(micro_batch.columns["value_before"], device) if clipped else None,
         clip_low=critic.clip_low,
         clip_high=critic.clip_high,
     )
-    return (on_device(micro_batch.columns["value_weight"], device) * per_token).sum()
+    return (weight * per_token).sum()
+
+
+def as_values(critic: CriticConfig | None, said: Tensor) -> Tensor:
+    """Return the values that belong to what the critic's output says, without gradient: itself, or a probability."""
+    said = said.detach()
+    return said.sigmoid() if critic is not None and critic.target == "success" else said
 
 
 REMEMBERED = 65536
@@ -169,7 +178,7 @@ def estimate_tokens(
     recorder: TokenRecorder,
     *,
     device: torch.device,
-    vtrace: bool,
+    config: CriticConfig | None,
 ) -> dict[str, NDArray[Any]]:
     """Return values and log-probabilities of the batch's seen tokens under the present weights.
 
@@ -181,14 +190,15 @@ def estimate_tokens(
         micro_batches: micro-batches of this rank, which have each seen token once over all ranks.
         recorder: an empty recorder for the batch's seen tokens.
         device: device on which this rank computes.
-        vtrace: whether the critic's targets need log-probabilities.
+        config: settings of the critic; None: there is none.
     """
+    vtrace = config is not None and config.target == "vtrace"
     for micro_batch in micro_batches:
         if critic is not None:
-            values = critic(**critic_inputs(micro_batch, device))
-            logp = forward(micro_batch).logp if vtrace else torch.zeros_like(values)
+            said = critic(**critic_inputs(micro_batch, device))
+            logp = forward(micro_batch).logp if vtrace else torch.zeros_like(said)
         else:
             logp, _, head = forward(micro_batch)
-            values = torch.zeros_like(logp) if head is None else head
-        recorder.record_rows(micro_batch, {"value": values, "logp_current": logp})
+            said = torch.zeros_like(logp) if head is None else head
+        recorder.record_rows(micro_batch, {"value": as_values(config, said), "logp_current": logp})
     return recorder.gathered("value", "logp_current")

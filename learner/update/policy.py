@@ -113,7 +113,8 @@ class PolicyModule(nn.Module):
             attends: [B, T, T] bool, positions that each position attends to; None: all up to itself.
 
         Returns:
-            Log-probabilities and entropies in nats, and values in units of the return.
+            Log-probabilities and entropies in nats, and values in units of the return, or logits of probabilities
+            where the critic's target is "success".
         """
         inputs = decoder_inputs(self.lm, token_ids, depth, attends)
         if self.after_head is not None:

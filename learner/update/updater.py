@@ -37,7 +37,7 @@ from learner.update.adaptive import (
 )
 from learner.update.alignment import GradientAlignment
 from learner.update.batch import Batch
-from learner.update.critic import critic_inputs, critic_loss, estimate_tokens
+from learner.update.critic import as_values, critic_inputs, critic_loss, estimate_tokens
 from learner.update.micro_batches import (
     ON_CPU,
     ON_GPU,
@@ -236,7 +236,7 @@ class Updater:
             self._micro_batches(batch, torch.arange(len(batch.lengths)).numpy()),
             TokenRecorder(int(batch.seen_mask.sum()), self.ranks),
             device=self.device,
-            vtrace=critic is not None and critic.target == "vtrace",
+            config=critic,
         )
 
     @property
@@ -310,9 +310,10 @@ class Updater:
         micro_batches = mini_batch.micro_batches
         with accumulation(self.critic, self.ranks) as backward:
             for i, micro_batch in enumerate(micro_batches):
-                values = self.critic(**critic_inputs(micro_batch, self.device))
-                loss = self._value_loss(micro_batch, values)
+                said = self.critic(**critic_inputs(micro_batch, self.device))
+                loss = self._value_loss(micro_batch, said)
                 if recorder is not None:
+                    values = as_values(self.config.algorithm.critic, said)
                     recorder.record_rows(micro_batch, {"value": values})
                 backward(loss, i == len(micro_batches) - 1)
 
@@ -355,15 +356,15 @@ class Updater:
         critic = self.config.algorithm.critic
         if outputs.value is not None and critic is not None:
             loss = loss + critic.coefficient * self._value_loss(micro_batch, outputs.value)
-            recorder.record_rows(micro_batch, {"value": outputs.value.detach()})
+            recorder.record_rows(micro_batch, {"value": as_values(critic, outputs.value)})
         # Invariant: all ranks skip a step together. A NaN in the gradient reaches every rank, whichever way the loss
         # was not finite. The host reads no number here, so that passes are queued while a GPU computes.
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
 
-    def _value_loss(self, micro_batch: MicroBatch, values: Tensor) -> Tensor:
+    def _value_loss(self, micro_batch: MicroBatch, said: Tensor) -> Tensor:
         critic = self.config.algorithm.critic
         assert critic is not None
-        return critic_loss(critic, micro_batch, values, self.device)
+        return critic_loss(critic, micro_batch, said, self.device)
 
     def _finish(
         self, mini_batch: MiniBatch, recorder: TokenRecorder, algorithm: AlgorithmConfig, optimizer_step: int

@@ -356,6 +356,7 @@ def test_the_advantages_of_a_turn_add_up_to_the_rise_of_the_value():
     algorithm = learner_of("dapo-direct").algorithm
     t = make_turns("t", [{"step": 0.0}, {"answer": 1.0}])
     values = np.where(t.action_mask, RNG.random(len(t)), 0.0)
+    t = replace(t, correct=True)
     credit = assign_advantages(algorithm, [t], Estimates(values, np.ones(len(t))), window_tokens=99)
     before = [values[turn.start] for turn in t.turns if turn.action]
     sums = [credit.advantage[turn.start : turn.end].sum() for turn in t.turns if turn.action]

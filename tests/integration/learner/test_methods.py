@@ -129,7 +129,7 @@ def test_zero_stages_agree(start, stage, name):
     assert_close(weights_of(other), weights_of(one))
 
 
-@pytest.mark.parametrize("name", ["value_head", "critic"])
+@pytest.mark.parametrize("name", ["value_head", "critic", "success_head"])
 def test_a_critic_learns_what_returns_to_expect(start, name):
     """Returns depend on the prompt alone; the policy does not change while the critic warms up."""
     algorithm = method(name)

@@ -161,8 +161,8 @@ def test_what_methods_set_beside_the_algorithm():
         "aepo-agentic": {"max_policy_lag": 5, "group_size": 16},
         "rapo": {"filter_uniform_groups": False} | lag,
         "dapo": {"filter_uniform_groups": True} | lag,
-        "dapo-direct": {"train_on": "trajectories", "group_size": 1} | lag,
         "arpo-branch": {"group_size": 16} | lag,
+        "dapo-direct": {"group_size": 16, "max_policy_lag": 3},
         "urpo": {"group_size": 8} | lag,
         "dyna-mind": {"group_size": 8} | lag,
         **{

@@ -38,9 +38,8 @@ OVERRIDES = {
 }
 """Overrides of methods that need hints or room, or whose parts act in later steps or larger batches."""
 ON_CALCULATOR = {
-    "aepo-agentic", "agent-r", "arpo-branch", "dyna-mind", "fapo", "fapo-judge", "fapo-rule", "gigpo", "grpo-tcr",
-    "hgpo", "otc",
-    "prs", "r3l", "rapo", "spear", "subpo",
+    "aepo-agentic", "agent-r", "arpo-branch", "dapo-direct", "dyna-mind", "fapo", "fapo-judge", "fapo-rule",
+    "gigpo", "grpo-tcr", "hgpo", "otc", "prs", "r3l", "rapo", "spear", "subpo",
 }  # fmt: skip
 """Methods that need several turns, marks, or rewards of certain names, which SmolLM2's job does not give."""
 SHORT = (
