@@ -68,7 +68,7 @@ async def settled(asked):
 def test_the_runs_own_judge_scores_answers_and_lets_only_its_actors_in(run, monkeypatch):
     config, folder = run
     # A random model writes what it will, seldom with a number at the end; the scale is larger than any of them.
-    settings = JudgeSettings(**TABLE, scale=1e60, temperature=1.0, max_tokens=60, timeout_s=300.0)
+    settings = JudgeSettings(**TABLE, scale=1e60, temperature=1.0, max_tokens=60, timeout_s=60.0)
     monkeypatch.delenv(OWN_URL, raising=False)
 
     async def ask(answer):
