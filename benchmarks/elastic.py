@@ -306,7 +306,7 @@ def restart(seed: int, hosts: int, seconds: float, changes: Sequence[Change]) ->
                 before = Look()
             time.sleep(max(0.0, began + end - time.monotonic()))
             # A run that was started again a moment ago may not answer yet, and has trained nothing.
-            if fleet.status() is not None:
+            with contextlib.suppress(TimeoutError):
                 add(outcome, before, fleet)
         if change is not None:
             hosts += 1 if change.comes else -1

@@ -354,10 +354,7 @@ def _estimated(
         actions = start + np.flatnonzero(t.learned_mask)
         window = actions[actions >= start + t.window_start]
         finished = t.status != "unfinished"
-        rewards = t.reward_per_token()
-        if by_success:
-            rewards = np.zeros(len(t))
-            rewards[actions[-1:] - start] = float(finished and t.solved)
+        rewards = _rewards(critic, t)
         trace = _trace(config, t, window_tokens)
         advantage[window] = _window_advantage(
             config, t, rewards, estimates.value[row], window - start, trace=trace
@@ -377,6 +374,15 @@ def _estimated(
         advantage = adv.whiten(advantage, policy if fresh is None else policy & fresh)
     advantage = advantage.clip(-config.ceiling, config.ceiling)
     return TokenAdvantages(advantage, advantage, policy, value_mask, target)
+
+
+def _rewards(critic: CriticConfig, t: Trajectory) -> Float64s:
+    """Return rewards by token, [T]; where values are rates of success, 1 alone, for the end of a right answer."""
+    if critic.target != "success":
+        return t.reward_per_token()
+    rewards = np.zeros(len(t))
+    rewards[np.flatnonzero(t.learned_mask)[-1:]] = t.status != "unfinished" and t.solved
+    return rewards
 
 
 def _trace(config: GaeAdvantage, t: Trajectory, window_tokens: int) -> float:
