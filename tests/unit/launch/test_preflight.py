@@ -1,5 +1,6 @@
 """`offbeat check` opens model and environment, and refuses what could not work, with the cure."""
 
+import contextlib
 import importlib.util
 import json
 import sys
@@ -7,6 +8,7 @@ import textwrap
 
 import pytest
 
+from launch import cli
 from launch.cli import main
 from launch.errors import ConfigError
 from launch.model import make_tokenizer, save_tokenizer
@@ -283,7 +285,9 @@ def test_the_default_length_of_a_trajectory_is_what_engine_and_learner_can_hold(
             run(learner=learner)
 
 
-def test_check_says_remarks_and_passes(tmp_path, run, model, capsys):
+def test_check_says_remarks_and_passes(tmp_path, run, model, capsys, monkeypatch):
+    # On a slow machine it says what it waits for.
+    monkeypatch.setattr(cli, "said_if_slow", lambda *_: contextlib.nullcontext())
     run(prompt="'x' * 980")
     file = tmp_path / "run.toml"
     file.write_text(f'[model]\npath = "{model}"\n[env]\nname = "{tmp_path / "my_task.py"}:Suite"\n')
@@ -291,6 +295,7 @@ def test_check_says_remarks_and_passes(tmp_path, run, model, capsys):
     said = capsys.readouterr()
     assert "note: the first prompt" in said.out
     assert said.out.endswith(": ok (run run, mode async)\n")
+    assert said.err == ""
 
 
 GOES_ON = "return StepResult({'role': 'tool', 'content': '7'})"
