@@ -37,14 +37,18 @@ check: setup            ## format, lint, types, layering
 report: setup           ## name long files and long functions; fails on nothing
 	@$(BIN)/python -m tests.size_report
 
-trackers: setup         ## each tracker's own package, offline: what it stored is read back; gets the packages
-	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-conflicts --target build/trackers \
-		wandb mlflow-skinny sqlalchemy alembic swanlab trackio
+trackers: build/trackers/.installed ## each tracker's own package, offline: what it stored is read back; gets the packages
 	OFFBEAT_TRACKERS=$(CURDIR)/build/trackers $(BIN)/python -m pytest -q -rs tests/integration/learner/trackers
 
-constraints: setup      ## write constraints/: cpu.txt from what is installed, gpu.txt from what pip would install with a GPU
+build/trackers/.installed: constraints/trackers.txt | setup
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-conflicts --upgrade \
+		-c constraints/trackers.txt --target build/trackers wandb mlflow-skinny sqlalchemy alembic swanlab trackio
+	@touch $@
+
+constraints: setup      ## write constraints/: cpu.txt from what is installed, the others from what pip would install
 	$(BIN)/python -m tests.constraints constraints/cpu.txt cpu dev
 	$(BIN)/python -m tests.constraints constraints/gpu.txt gpu dev --resolve
+	$(BIN)/python -m tests.constraints constraints/trackers.txt wandb mlflow swanlab trackio --resolve
 
 canary:                 ## the newest vLLM and transformers in an environment of their own; says what broke
 	sh launch/scripts/canary.sh build/canary

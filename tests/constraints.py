@@ -1,8 +1,9 @@
 """Write and read constraint files: the exact versions of everything that an installation of offbeat has.
 
 ``python -m tests.constraints constraints/cpu.txt cpu dev`` writes the file from this environment. With ``--resolve``
-pip resolves the requirements anew and installs nothing, so that a host without a GPU writes constraints/gpu.txt. `make
-constraints` calls both. A file has names and versions and nothing else, above all no address of a package index.
+pip resolves the requirements anew and installs nothing, so that a host without a GPU writes constraints/gpu.txt, and an
+environment without trackers writes constraints/trackers.txt. `make constraints` calls all three. A file has names and
+versions and nothing else, above all no address of a package index.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 HEAD = """\
-# Exact versions of all packages of `pip install -e '.[{extras}]'` on Linux, which `make setup` installs{where}.
+# Exact versions of all packages of `pip install -e '.[{extras}]'` on Linux, which `make {target}` installs{where}.
 # Written by `make constraints`. Libraries that build on offbeat follow the ranges in pyproject.toml, not this file.
 """
 WITH_GPU = " where it finds an NVIDIA driver (x86-64, Python 3.11)"
@@ -123,7 +124,11 @@ def of_report(report: dict) -> dict[str, str]:
 
 def written(extras: list[str], versions: dict[str, str]) -> str:
     """Return the text of a constraint file."""
-    head = HEAD.format(extras=",".join(extras), where=WITH_GPU if "gpu" in extras else "")
+    head = HEAD.format(
+        extras=",".join(extras),
+        target="setup" if "dev" in extras else "trackers",
+        where=WITH_GPU if "gpu" in extras else "",
+    )
     return head + "".join(f"{name}=={versions[name]}\n" for name in sorted(versions))
 
 
