@@ -5,6 +5,7 @@ an answer with a transformers forward pass of the model version that its tokens 
 apart: a token with a wrong stamp or a wrong computation is nats off.
 """
 
+import inspect
 import os
 import signal
 import time
@@ -184,6 +185,14 @@ def check_updated(lab: Lab) -> None:
     lab.assert_sampled_by_claimed_versions(LONG_PROMPT, after)
 
 
+def behind(model, ids, cache=None):
+    """Return logits of tokens that come behind those of a cache, and the cache with them."""
+    # Newer versions of transformers have another name for it, as an argument and in the output.
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    output = model(torch.tensor([ids]), use_cache=True, **{name: cache})
+    return output.logits, output[name]
+
+
 @torch.no_grad()
 def check_kept(lab: Lab) -> None:
     """Update during an answer whose cache is kept: later tokens are computed on what the earlier version cached."""
@@ -195,9 +204,9 @@ def check_kept(lab: Lab) -> None:
     ids = PROMPT + answer.ids
     # The new version is the first to compute the last token that the old version sampled.
     cut = len(PROMPT) + switch - 1
-    cache = early(torch.tensor([ids[:cut]]), use_cache=True).past_key_values
-    logits = late(torch.tensor([ids[cut:]]), past_key_values=cache).logits[0]
-    logps = torch.log_softmax(logits, dim=-1)
+    _, cache = behind(early, ids[:cut])
+    logits, _ = behind(late, ids[cut:], cache)
+    logps = torch.log_softmax(logits[0], dim=-1)
     mixed = [logps[i, token].item() for i, token in enumerate(answer.ids[switch:])]
     near = lab.arithmetic.tolerance
     assert answer.logps[:switch] == pytest.approx(score(early, PROMPT, answer.ids)[:switch], abs=near)

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.integration.actors.engine_checks import BFLOAT16, Policies
+from tests.integration.actors.engine_checks import BFLOAT16, Policies, behind
 from tests.integration.actors.generator_harness import Answer
 from tests.integration.learner.tiny_qwen3 import score
 
@@ -16,9 +16,8 @@ def answer_of(model, *, version, rounded):
     cache, fed = None, ids
     for _ in range(TOKENS):
         with torch.no_grad():
-            output = model(torch.tensor([fed]), past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
-        fed = [int(torch.multinomial(output.logits[0, -1].softmax(-1), 1, generator=generator))]
+            logits, cache = behind(model, fed, cache)
+        fed = [int(torch.multinomial(logits[0, -1].softmax(-1), 1, generator=generator))]
         ids += fed
     sampled = ids[len(PROMPT) :]
     return Answer(ids=sampled, logps=score(rounded, PROMPT, sampled), versions=[version] * TOKENS)
