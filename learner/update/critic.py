@@ -22,7 +22,13 @@ from learner.trajectory import Trajectory
 from learner.update.adaptive import Forward, on_device
 from learner.update.batch import Batch
 from learner.update.micro_batches import MicroBatch
-from learner.update.policy import decoder_inputs, make_value_head, micro_batch_inputs, without_dropout
+from learner.update.policy import (
+    decoder_inputs,
+    make_value_head,
+    micro_batch_inputs,
+    recompute_activations,
+    without_dropout,
+)
 from learner.update.report import TokenRecorder
 
 
@@ -72,7 +78,7 @@ def load_critic(
     """
     lm = without_dropout(model, dtype, shards)
     if gradient_checkpointing:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_activations(lm)
     lm.train()
     return CriticModule(lm)
 

@@ -267,12 +267,22 @@ def load_policy(
     """
     lm = without_dropout(model, dtype, shards)
     if gradient_checkpointing:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_activations(lm)
     if lora is not None:
         add_adapters(lm, lora)
     # Gradient checkpointing acts in training mode only.
     lm.train()
     return PolicyModule(lm, value_head=value_head)
+
+
+def recompute_activations(lm: Any) -> None:
+    """Let a model of transformers compute activations again in the backward pass, in place of keeping them."""
+    how = {"use_reentrant": False}
+    # transformers 5.24 has both names, and warns of the earlier one.
+    if hasattr(lm, "activation_checkpointing_enable"):
+        lm.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+    else:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
 
 
 def without_dropout(
