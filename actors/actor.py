@@ -30,7 +30,7 @@ from envs.registry import EnvConfig, make_suite
 from protocol.codec import AnyMessage
 from protocol.messages.episodes import CancelTask, LeaseTask, SegmentAck, SegmentCredit
 from protocol.messages.peers import Drain, Generators, Hello, Refused
-from protocol.processes import supervised
+from protocol.processes import EarlySigterm, supervised
 from protocol.session import Progress
 from protocol.sockets import AsyncLink
 
@@ -47,7 +47,8 @@ class Actor:
     The code of environments runs in threads of its own; see `actors.environments`.
 
     Args:
-        make: makes the suite. It is called at once, and again if code has blocked the environments' thread.
+        make: makes the suite. It is called again if code has blocked the environments' thread.
+        suite: the suite, if it is made already; None: `make` is called at once.
         orphan_s: longest silence of the broker, in seconds.
     """
 
@@ -63,12 +64,14 @@ class Actor:
         keys: Path | None = None,
         *,
         in_step: bool = False,
+        suite: Suite | None = None,
         environments: EnvironmentRunner | None = None,
         orphan_s: float = math.inf,
     ) -> None:
         self._config, self._run, self._renderer = config, run, renderer
         self._suite = LiveSuite(
             make,
+            suite=suite,
             calls=config.concurrent_episodes,
             timeout_s=config.env_timeout_s,
             on_failure=self._give_up,
@@ -310,8 +313,7 @@ def run_actor(
         Orphaned: the broker is lost, or has sent this actor away until later.
         LinkDown: no broker answers.
     """
-    # This handler works until the event loop installs its own.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    sigterm = EarlySigterm()
     sys.setswitchinterval(SWITCH_S)
     renderer = Renderer(
         Path(model), template_args, special_in_messages=special_in_messages, remark=log.warning
@@ -331,6 +333,8 @@ def run_actor(
         renderer,
         keys,
         in_step=in_step,
+        # It may take long, so it is made while SIGTERM still ends this process at once.
+        suite=make(),
         orphan_s=orphan_s,
     )
     log.info(
@@ -340,15 +344,18 @@ def run_actor(
         config.concurrent_episodes,
     )
     try:
-        return asyncio.run(_serve(begin))
+        sigterm.hold()
+        return asyncio.run(_serve(begin, sigterm))
     finally:
         # The linger time lets the Goodbye leave.
         zmq.Context.instance().destroy(linger=1_000)
 
 
-async def _serve(begin: Callable[[], Actor]) -> bool:
+async def _serve(begin: Callable[[], Actor], sigterm: EarlySigterm) -> bool:
     actor = begin()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, actor.stop)
+    if sigterm.came:
+        actor.stop()
     return await actor.run()

@@ -501,7 +501,8 @@ class LiveSuite:
     """The suite, made at once. All methods are for the actor's event loop.
 
     Args:
-        make: makes the suite, at once, and again if code has blocked the environments' thread.
+        make: makes the suite again if code has blocked the environments' thread.
+        suite: the suite, if it is made already; None: `make` is called at once.
         calls: plain functions that may run at the same time.
         timeout_s: longest time that the suite may take to report its gauges.
         on_failure: called with the reason if the suite cannot be made anew, or too many calls never end.
@@ -512,12 +513,14 @@ class LiveSuite:
         self,
         make: Callable[[], Suite],
         *,
+        suite: Suite | None = None,
         calls: int,
         timeout_s: float,
         on_failure: Callable[[str], None],
         environments: EnvironmentRunner | None = None,
     ) -> None:
-        self._make, self._suite, self._timeout_s, self._on_failure = make, make(), timeout_s, on_failure
+        self._make, self._timeout_s, self._on_failure = make, timeout_s, on_failure
+        self._suite = make() if suite is None else suite
         self.environments = environments or EnvironmentRunner(calls=calls)
         self.gauges: dict[str, float] = {}
         """Gauges of the suite, as it last reported them."""

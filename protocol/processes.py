@@ -39,6 +39,41 @@ def die_with_parent(parent: int = 0) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class EarlySigterm:
+    """What SIGTERM does before an event loop has a handler of its own: it ends the process at once, until `hold`.
+
+    Example:
+        >>> before = signal.getsignal(signal.SIGTERM)
+        >>> early = EarlySigterm()
+        >>> early.hold()
+        >>> signal.raise_signal(signal.SIGTERM)
+        >>> early.came
+        True
+        >>> _ = signal.signal(signal.SIGTERM, before)
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        """True if the signal came. Code that catches everything, such as an environment's, catches the exit too."""
+        signal.signal(signal.SIGTERM, self._end)
+
+    def hold(self) -> None:
+        """Note the signal from now on, and do not end the process.
+
+        An exit can come at any line. While `asyncio.run` begins, it may take the step of a task with it, and the loop
+        waits for this task at its end, for ever. Between the making of a ZeroMQ socket and its entry in the context's
+        list it leaves a socket that nobody closes, and the context waits for that, for ever.
+        """
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, *_: object) -> None:
+        self.came = True
+
+    def _end(self, *_: object) -> None:
+        self.came = True
+        sys.exit(0)
+
+
 SUPERVISED = "OFFBEAT_SUPERVISED"
 """Environment variable with what a host's supervisor says of itself and of earlier processes of this name, as JSON."""
 MAX_TOLD = 1_000

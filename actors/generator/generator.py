@@ -9,11 +9,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -35,7 +36,7 @@ from actors.generator.weights.staging import (
 from protocol.codec import AnyMessage
 from protocol.messages.fields import MAX_PATIENCE_S, MAX_SOURCES
 from protocol.messages.peers import ActorKeys, Drain, Hello, Refused, SourceComplaint, WeightsReady
-from protocol.processes import lock_of_environment, supervised
+from protocol.processes import EarlySigterm, lock_of_environment, supervised
 from protocol.security.addresses import check_endpoint, split_address
 from protocol.security.http import access, scheme
 from protocol.session import Progress
@@ -421,25 +422,43 @@ def serve_generator(
     """
     check_endpoint("generator.endpoint", config.endpoint, keys)
     sys.setswitchinterval(SWITCH_S)
-    # Until the event loop installs its own handler, there is nothing to clean up.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    sigterm = EarlySigterm()
+    sigterm.hold()
+    serving = serve_on_loop(
+        config,
+        name=name,
+        broker=broker,
+        model=model,
+        run=run,
+        seed=seed,
+        keys=keys,
+        grace_s=grace_s,
+        orphan_s=orphan_s,
+    )
     try:
-        return asyncio.run(
-            serve_on_loop(
-                config,
-                name=name,
-                broker=broker,
-                model=model,
-                run=run,
-                seed=seed,
-                keys=keys,
-                grace_s=grace_s,
-                orphan_s=orphan_s,
-            )
-        )
+        return asyncio.run(_until_sigterm(serving, sigterm))
+    except asyncio.CancelledError:
+        # The engine was still starting.
+        sys.exit(0)
     finally:
         # The linger time lets the last chunks and the Goodbye leave.
         zmq.Context.instance().destroy(linger=1_000)
+
+
+async def _until_sigterm(serving: Coroutine[Any, Any, bool], sigterm: EarlySigterm) -> bool:
+    """Serve; SIGTERM ends it at once, also while vLLM blocks the loop, until `Generator.serve` has its own handler."""
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(serving)
+
+    def end(*_: object) -> None:
+        if asyncio.current_task() is not None:
+            sys.exit(0)
+        # In the loop's own code an exit could lose the step of a task, and the loop would wait for this task.
+        loop.call_soon_threadsafe(task.cancel)
+
+    signal.signal(signal.SIGTERM, end)
+    if sigterm.came:
+        task.cancel()
+    return await task
 
 
 async def serve_on_loop(

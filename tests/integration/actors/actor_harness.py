@@ -223,8 +223,10 @@ def next_number(text: str) -> str:
     return str(int(text.replace("<user>", " ").replace("<tool>", " ").replace("<eos>", " ").split()[-1]) + 1)
 
 
-def start_actor(broker: str, model, env: str, params=None, **config) -> subprocess.Popen:
+def start_actor(broker: str, model, env: str, params=None, before: str = "", **config) -> subprocess.Popen:
+    """Start an actor in a process of its own, which runs the code ``before`` first."""
     code = (
+        f"{before}\n"
         "import logging; logging.basicConfig(level=logging.INFO)\n"
         "from actors.actor import run_actor\n"
         "from actors.config import ActorConfig\n"

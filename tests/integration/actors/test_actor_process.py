@@ -360,6 +360,26 @@ def test_sigterm_before_a_broker_answers_ends_with_0(stage):
     stage(scenario)
 
 
+@pytest.mark.parametrize("moment", ["zmq.Context._add_socket", "asyncio.Handle._run"])
+def test_sigterm_in_a_moment_in_which_nothing_may_end_ends_with_0_too(stage, moment):
+    """Before a socket is on ZeroMQ's list, and before the loop makes the first step of a task."""
+    before = f"""
+import asyncio, os, signal, zmq
+do = {moment}
+def signalled(*arguments):
+    {moment} = do
+    os.kill(os.getpid(), signal.SIGTERM)
+    return do(*arguments)
+{moment} = signalled"""
+
+    async def scenario(scene):
+        actor = start_actor("tcp://127.0.0.1:9", scene.model, scene.env, before=before)
+        scene.actors.append(actor)
+        assert await scene.ended(actor) == 0
+
+    stage(scenario)
+
+
 def test_calculator_with_a_real_scorer_that_dies_with_its_actor(stage):
     def solve(text):
         """Return the calculator's next action, read from the conversation as the template writes it."""

@@ -182,7 +182,7 @@ def test_a_heartbeat_tells_progress_and_the_last_pause(tied):
     # Progress is the engine's steps. Several requests may get a token in one step.
     assert beat.progress > 0
     assert tied.gauge("tokens_total") > 0
-    assert 0 < tied.gauge("update_pause_seconds") < 5
+    assert 0 < tied.gauge("update_pause_seconds") < 60
     assert tied.gauge("updates_applied_total") >= 1
     tied.running.until(lambda: tied.gauge("idle_share") == 1.0)
     assert tied.gauge("tokens_per_second") == 0.0

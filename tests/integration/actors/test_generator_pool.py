@@ -155,9 +155,9 @@ def test_a_request_at_fault_is_not_sent_to_others():
 
 
 def test_a_turn_that_was_complete_before_the_failure_is_complete():
-    tokens, reason, (server,), _ = sample(("g0", [([1, EOS], "")]), timeout_s=0.05)
+    tokens, reason, (server,), _ = sample(("g0", [([1, EOS], "")]), timeout_s=1.0)
     assert (tokens, reason, len(server.requests)) == ([1, EOS], "stop", 1)
-    tokens, reason, _, _ = sample(("g0", [([1, 2], "")]), timeout_s=0.05, max_tokens=2)
+    tokens, reason, _, _ = sample(("g0", [([1, 2], "")]), timeout_s=1.0, max_tokens=2)
     assert (tokens, reason) == ([1, 2], "length")
 
 

@@ -165,7 +165,7 @@ with urllib.request.urlopen(urllib.request.Request(url, body, head), timeout=60)
 
 def gone(pid):
     """Wait until a process has ended, and return whether it has."""
-    until = time.monotonic() + 20.0
+    until = time.monotonic() + 120.0
     while time.monotonic() < until:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":

@@ -177,7 +177,7 @@ def server(folder):
 
 def logged(folder, word):
     """Wait until the environment has noted a word, and return whether it has."""
-    until = time.monotonic() + 20.0
+    until = time.monotonic() + 120.0
     while time.monotonic() < until:
         if (folder / "log").exists() and word in (folder / "log").read_text():
             return True

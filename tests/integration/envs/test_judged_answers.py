@@ -166,7 +166,7 @@ def test_the_verdict_is_no_part_of_a_return(job):
 
 def test_a_judge_that_does_not_answer_never_makes_a_right_answer_flawed(job):
     with pytest.raises(ServiceFailed, match="HTTP status 503"):
-        judged([FLAWED], status=503, timeout_s=1.5)
+        judged([FLAWED], status=503, timeout_s=3.0)
     assert judged([WRONG], status=503)[0] == [{"right": 0.0}]
 
 

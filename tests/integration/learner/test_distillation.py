@@ -173,13 +173,13 @@ def test_a_teacher_behind_a_url_teaches_the_same(start, teacher, monkeypatch):
             r"teacher big at http.*HTTP status 401: .*correct learner.algorithm.distillation, or the key",
         ),
         ([], 3, "has no log-probability of each of"),
-        ([503] * 99, 0, "no log-probabilities within .*timeout_s = 1.5 s: HTTP status 503"),
+        ([503] * 99, 0, "no log-probabilities within .*timeout_s = 3 s: HTTP status 503"),
     ],
 )
 def test_a_server_that_gives_no_log_probabilities_ends_the_update(teacher, script, cut, words):
     batch = batch_of(make_batch_of_groups(1, 2))
     with Server(teacher, *script, cut=cut) as server:
-        remote = asked(server, timeout_s=1.5 if len(script) > 1 else 60.0)
+        remote = asked(server, timeout_s=3.0 if len(script) > 1 else 60.0)
         with pytest.raises(TeacherFailed, match=words):
             remote._of_places(batch, np.flatnonzero(batch.seen_mask))
 

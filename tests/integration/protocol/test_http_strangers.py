@@ -1,6 +1,7 @@
 """Strangers at the HTTP port hold no connection for long and write nothing into the log."""
 
 import asyncio
+import contextlib
 import logging
 import ssl
 
@@ -17,8 +18,15 @@ async def answer_to(sent, application, *, keys=None, context=None):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
         writer.write(sent)
         answer = await asyncio.wait_for(reader.read(), 120.0)
-        writer.close()
+        await ended(writer)
         return answer
+
+
+async def ended(writer):
+    """Close a connection and wait until it is gone, so that none is left for the test behind this one."""
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +94,7 @@ def test_a_certificate_that_is_replaced_is_shown_while_the_server_runs(tmp_path,
             _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
         except ssl.SSLCertVerificationError:
             return False
-        writer.close()
+        await ended(writer)
         return True
 
     async def until(condition):

@@ -34,10 +34,10 @@ class Hole:
         self._host, _, port = target.removeprefix("tcp://").rpartition(":")
         self._port, self.open = int(port), False
         self.swallowed = 0
-        self._passing = []
+        self._passing = {}
 
     async def __aenter__(self):
-        self._server = await asyncio.start_server(self._pass, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._taken, "127.0.0.1", 0)
         return f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def __aexit__(self, *_):
@@ -47,25 +47,23 @@ class Hole:
     async def heal(self):
         """Let everything pass from now on, over new connections."""
         self.open = True
-        passing, self._passing = self._passing, []
-        for task in passing:
+        passing, self._passing = self._passing, {}
+        for task, writer in passing.items():
             task.cancel()
+            writer.close()
         await asyncio.gather(*passing, return_exceptions=True)
 
+    def _taken(self, reader, writer):
+        self._passing[asyncio.create_task(self._pass(reader, writer))] = writer
+
     async def _pass(self, reader, writer):
-        self._passing.append(asyncio.current_task())
-        up_reader, up_writer = await asyncio.open_connection(self._host, self._port)
-        try:
+        with contextlib.ExitStack() as ends, contextlib.suppress(ConnectionError):
+            ends.callback(writer.close)
+            up_reader, up_writer = await asyncio.open_connection(self._host, self._port)
+            ends.callback(up_writer.close)
             await asyncio.gather(
                 self._carry(reader, up_writer, holes=True), self._carry(up_reader, writer, holes=False)
             )
-        except ConnectionError:
-            pass
-        finally:
-            for each in (writer, up_writer):
-                each.close()
-                with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-                    await each.wait_closed()
 
     async def _carry(self, reader, writer, *, holes):
         blocked = False
@@ -140,7 +138,7 @@ def answers_without_a_body(length):
 def test_weights_of_which_not_one_byte_comes_behind_the_answer_are_a_matter_of_the_path(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(fetch, "STALL_S", 0.6)
+    monkeypatch.setattr(fetch, "STALL_S", 2.0)
     manifest = read_manifest(write(tmp_path, 7, mib=1))
     span = chunks(manifest)
     with answers_without_a_body(manifest.nbytes) as url:
