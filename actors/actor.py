@@ -132,7 +132,7 @@ class Actor:
             LinkDown: no broker answers.
         """
         try:
-            await self._wait_for_broker()
+            await self._link.joined(JOIN_TIMEOUT_S, unless=self._stop)
             while not self._stop.is_set():
                 self._give_up_lost_broker(time.monotonic())
                 self._look_at_work()
@@ -162,17 +162,6 @@ class Actor:
                 "way to it open?"
             )
             self._give_up(self._orphaned)
-
-    async def _wait_for_broker(self) -> None:
-        joining = asyncio.create_task(self._link.joined(JOIN_TIMEOUT_S))
-        stopping = asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if joining.done():
-                joining.result()
-        finally:
-            for task in (joining, stopping):
-                task.cancel()
 
     # --- messages from the broker -------------------------------------------------------------------------
 

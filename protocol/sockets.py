@@ -383,17 +383,25 @@ class AsyncLink:
         for frames in held or ():
             self._send_now(frames)
 
-    async def joined(self, timeout_s: float) -> None:
+    async def joined(self, timeout_s: float, unless: asyncio.Event | None = None) -> None:
         """Wait for the first Welcome.
+
+        Args:
+            unless: ends the wait, too: whoever waits is to end.
 
         Raises:
             LinkDown: no Welcome came in time, or the link has ended; the text names the endpoint or the
                 error.
         """
+        events = (self._joined, unless or self._joined)
+        waits = [asyncio.create_task(event.wait()) for event in events]
         try:
-            await asyncio.wait_for(self._joined.wait(), timeout_s)
-        except TimeoutError:
-            raise LinkDown(no_answer(self._endpoint, timeout_s, self._watch.why or self._refused)) from None
+            done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not done:
+            raise LinkDown(no_answer(self._endpoint, timeout_s, self._watch.why or self._refused))
         if self._failure:
             raise LinkDown(self._failure)
 

@@ -190,8 +190,9 @@ class Generator:
         updates = asyncio.create_task(self._updater.run(self._serving.updated), name="updates")
         updates.add_done_callback(self._updates_ended)
         try:
-            await link.joined(JOIN_TIMEOUT_S)
-            log.info("%s serves actors at %s", self._name, endpoint)
+            await link.joined(JOIN_TIMEOUT_S, unless=self._stop)
+            if not self._stop.is_set():
+                log.info("%s serves actors at %s", self._name, endpoint)
             while not self._stop.is_set():
                 self._tick()
                 with contextlib.suppress(TimeoutError):
@@ -294,8 +295,8 @@ class Generator:
                 log.debug("%s from the broker is not for a generator", type(message).__name__)
 
     def _signalled(self) -> None:
-        """Drain at the first signal, and end at once at the second one."""
-        if math.isfinite(self._leave_by):
+        """Drain at the first signal. End at once at the second one, or if no actor can know this generator yet."""
+        if math.isfinite(self._leave_by) or self._link is None or not self._link.session.joins:
             self._stop.set()
         self._drain("a signal")
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import zmq
 
 from launch.errors import COME_BACK, read_reason
 from launch.processes import free_ports
@@ -12,7 +13,7 @@ from launch.run_file.load import check
 from launch.run_folder import CONFIG, save_config
 from launch.supervise.broker_status import fetch
 from protocol.messages.peers import Hello
-from protocol.sockets import ThreadLink
+from protocol.sockets import ThreadLink, router
 from tests.integration.actors.actor_harness import ENV_FILE
 from tests.integration.hosts.hosts_harness import PATIENCE_S, ROOT, model_of_test
 from tests.integration.protocol.encrypted_harness import until
@@ -101,3 +102,18 @@ def test_without_a_learner_and_without_a_broker_they_end_with_75_and_say_why(run
         assert "the broker has not been heard for" in read_reason(run.folder, name)
         assert "fleet.orphan_minutes" in read_reason(run.folder, name)
     learner.close()
+
+
+@pytest.mark.timeout(300)
+def test_a_signal_to_a_generator_that_waits_for_its_welcome_ends_it_without_a_fault(run):
+    """It would else wait until its join fails, with code 1, and the grace of its host would be over."""
+    silent = router(zmq.Context.instance())
+    silent.bind(run.endpoint)
+    try:
+        run.start("generator-0")
+        assert silent.poll(PATIENCE_S * 1_000), run.log("generator-0")
+        run.processes["generator-0"].terminate()
+        assert run.processes["generator-0"].wait(PATIENCE_S) == 0, run.log("generator-0")
+        assert "serves actors" not in run.log("generator-0")
+    finally:
+        silent.close(linger=0)

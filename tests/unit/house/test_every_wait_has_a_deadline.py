@@ -34,11 +34,6 @@ ALLOWED = {
         "back-pressure: an episode waits until the broker takes more segments; who stands in the way (learner, disk) "
         "has a deadline of its own, a broker that is gone has fleet.orphan_minutes, and a drain gives episodes up"
     ),
-    ("actors/actor.py", "asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)"): (
-        "joining has JOIN_TIMEOUT_S"
-    ),
-    ("actors/actor.py", "self._stop.wait()"): "beside joining, see there",
-    ("actors/actor.py", "joining.result()"): "it is done",
     (
         "actors/generator/http_engine.py",
         "self._open.wait()",
