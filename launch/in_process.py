@@ -129,7 +129,7 @@ def train_in_process(
     began = time.monotonic()
     os.environ.setdefault(logs.LEVEL, "warning")
     logs.configure("in-process")
-    folder = run_folder.create(config, resume=resume)
+    folder = run_folder.create(config, resume=resume, note=say)
     if from_step is not None:
         run_folder.check_step(folder, from_step)
     with held(folder, say):

@@ -2,12 +2,13 @@
 
 import fcntl
 import json
+import logging
 import os
 import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -16,12 +17,14 @@ from launch.processes import free_ports
 from launch.run_file.sections import RunConfig
 from learner.checkpoint_files import find, standing
 from learner.errors import CheckpointError
-from learner.run_files import BEGAN, CHECKPOINTS, RESULT
+from learner.run_files import BEGAN, CHECKPOINTS, METRICS, RESULT
 from protocol.errors import KeysUnusable
 from protocol.files import write_whole
 from protocol.section import OWN, form_of
 from protocol.security import key_files
 from protocol.security.addresses import is_loopback, split_endpoint
+
+log = logging.getLogger(__name__)
 
 KEYS = "keys"
 """Name of the default keys folder, inside the run folder."""
@@ -274,10 +277,22 @@ __all__ = [
 JOURNAL = "journal"
 
 
-def create(config: RunConfig, *, resume: bool | Path) -> Path:
+LOCK = "lock"
+FAILED_START = "failed-start-"
+"""How the name of the folder begins in which the files of a failed start are kept, inside the run folder."""
+STAYS = (LOCK, KEYS, "hosts")
+"""What a failed start hands on to the next one: tickets name these keys, and hosts may be at work in their folders."""
+
+
+def create(config: RunConfig, *, resume: bool | Path, note: Callable[[str], None] = log.info) -> Path:
     """Make and return a fresh folder ``dir/name`` (or ``name-2``, ...).
 
+    A folder whose start has failed before its learner began is taken instead, because scripts and tickets of that
+    start name it. The files of that start are kept in it, in ``failed-start-1`` (or ``failed-start-2``, ...).
     With ``resume``, return instead the newest folder of this run in which a learner has begun, or the named one.
+
+    Args:
+        note: shows a sentence to the user.
 
     Raises:
         ConfigError: there is no folder to resume, or the folder cannot be made.
@@ -289,12 +304,58 @@ def create(config: RunConfig, *, resume: bool | Path) -> Path:
         return newest_begun(config)
     folder, n = base, 2
     while folder.exists():
+        if _taken_over(folder, config.run.name, note):
+            return folder
         folder, n = base.with_name(f"{base.name}-{n}"), n + 1
     try:
         folder.mkdir(parents=True)
     except OSError as error:
         raise _unwritable(config, error) from None
     return folder
+
+
+def _taken_over(folder: Path, name: str, note: Callable[[str], None]) -> bool:
+    """Put the files of a failed start aside. Return False if the folder is of anything else, or in use."""
+    try:
+        if not _has_failed(folder, name):
+            return False
+        with claim(folder):
+            # That start may have gone on until the lock was free.
+            if not _has_failed(folder, name):
+                return False
+            left = [path for path in folder.iterdir() if _is_left(path)]
+            n = 1
+            while (aside := folder / f"{FAILED_START}{n}").exists():
+                n += 1
+            if left:
+                aside.mkdir()
+            # The settings go last: if this process ends before, what is still there is known as a failed start's.
+            for path in sorted(left, key=lambda path: path.name == CONFIG):
+                path.rename(aside / path.name)
+    except (ConfigError, OSError):
+        return False
+    if left:
+        note(
+            f"an earlier start in {folder} ended before its learner had begun; its logs and files are in {aside}"
+        )
+    return True
+
+
+def _has_failed(folder: Path, name: str) -> bool:
+    """Return whether `offbeat train` has made this folder for the run, and no learner has begun in it."""
+    if any((folder / file).exists() for file in ("epoch", BEGAN, METRICS, RESULT)):
+        return False
+    # Roles by hand do not hold the lock, so they may be at work there.
+    if any(path.name != ASKED for path in folder.glob("config-*.json")):
+        return False
+    if (folder / CONFIG).exists():
+        return run_name(folder) == name
+    # A start that was killed before it wrote its settings has left the lock.
+    return (folder / LOCK).exists() and not any(map(_is_left, folder.iterdir()))
+
+
+def _is_left(path: Path) -> bool:
+    return path.name not in STAYS and not path.name.startswith(FAILED_START)
 
 
 def line_to_type(folder: Path) -> str:
@@ -430,7 +491,7 @@ def claim(folder: Path) -> IO[str]:
     Raises:
         ConfigError: another run is using the folder.
     """
-    lock = open(folder / "lock", "w")  # noqa: SIM115 (held until the process ends)
+    lock = open(folder / LOCK, "w")  # noqa: SIM115 (held until the process ends)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

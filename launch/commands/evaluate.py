@@ -153,7 +153,7 @@ def run(weights: Weights, panel: Panel) -> dict[str, Any]:
         KeyboardInterrupt: interrupted before the roles were started, or twice.
     """
     interrupt = Interrupt()
-    folder = run_folder.create(weights.config, resume=False)
+    folder = run_folder.create(weights.config, resume=False, note=panel.note)
     with contextlib.ExitStack() as held:
         held.enter_context(run_folder.claim(folder))
         held.enter_context(shared_memory.hold_folder(folder))

@@ -177,9 +177,8 @@ if grep -Eq '"run": *"over"' "$result" 2>/dev/null && [ "$result" -nt {CONFIG_FO
     touch {OVER}
     exec sleep infinity
 fi
-resume=
-[ -e "$run/epoch" ] && resume=--resume
-exec offbeat train {CONFIG_FOLDER}/{RUN_FILE} "$@" $resume
+[ -e "$run/epoch" ] && set -- "$@" --resume="$run"
+exec offbeat train {CONFIG_FOLDER}/{RUN_FILE} "$@"
 """
 
 

@@ -21,10 +21,8 @@ WAIT_TRIES, WAIT_S = 360, 5
 """How often, and how many seconds apart, a task looks for the ticket that the head's job writes."""
 REQUEUED_S = 60
 """Time that a script waits for the requeue that it has asked for."""
-RESUMED = """\
-resume=
-[ -e "$run/epoch" ] && resume=--resume"""
-"""Lines of a script that make a head go on with its run, if a learner has begun in the folder `$run`."""
+RESUMED = '[ -e "$run/epoch" ] && set -- "$@" --resume="$run"'
+"""Line of a script that makes a head go on in the folder `$run`, which tickets name, if a learner has begun there."""
 RETRY_S = 10
 """Time between two tries to start a head or a host that has ended by a fault, or was told to come back."""
 
@@ -126,7 +124,7 @@ rm -f "$tickets"/*.ticket
 touch "$tickets/began"
 {RESUMED}
 # No trap: `scancel` ends this script at once, so that nothing is requeued. A preemption signals the step alone.
-srun --overlap -n1 {command} weights.advertised_host="$(hostname)" $resume &
+srun --overlap -n1 {command} weights.advertised_host="$(hostname)" "$@" &
 train=$!
 # The tickets have the address of this node. Tasks of the arrays wait for them.
 while kill -0 $train 2>/dev/null; do
@@ -219,7 +217,7 @@ def _head_script(job: Job, port: int, address: str) -> str:
     head = f"""
 run={shlex.quote(job.run_folder)}
 {RESUMED}
-exec {command} $resume
+exec {command} "$@"
 """
     return _script([], head)
 
@@ -235,6 +233,7 @@ def _systemd(job: Job, site: SystemdSite) -> dict[str, str]:
     result = '"$run/result.json"'
     over = f"""grep -Eqs '"run": *"over"' {result}"""
     new = f"[ {shlex.quote(job.run_file)} -nt {result} ]"
+    start = _shell(run, RESUMED, f'exec {command} "$@"')
     head = _unit(
         {
             "Unit": [
@@ -251,7 +250,7 @@ def _systemd(job: Job, site: SystemdSite) -> dict[str, str]:
                 f"WorkingDirectory={site.folder}",
                 # At a reboot, a run that is over stays so, until its run file is written anew.
                 f"ExecCondition={_shell(run, f'if {over}', f'then {new}', 'fi')}",
-                f"ExecStart={_shell(run, *RESUMED.splitlines(), f'exec {command} $resume')}",
+                f"ExecStart={start}",
                 "KillMode=mixed",
                 "TimeoutStopSec=300",
                 *AGAIN,

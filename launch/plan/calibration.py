@@ -52,7 +52,7 @@ def calibrate(config: RunConfig, seconds: float, panel: Panel) -> MeasuredRates:
     """
     config = for_measuring(config)
     setting, interrupt = setting_of(config), Interrupt()
-    folder = run_folder.create(config, resume=False)
+    folder = run_folder.create(config, resume=False, note=panel.note)
     with contextlib.ExitStack() as held:
         held.enter_context(run_folder.claim(folder))
         held.enter_context(shared_memory.hold_folder(folder))

@@ -245,7 +245,7 @@ def train(
     """
     started = time.monotonic()
     interrupt = Interrupt()
-    folder = run_folder.create(config, resume=resume)
+    folder = run_folder.create(config, resume=resume, note=panel.note)
     if from_step is not None:
         run_folder.check_step(folder, from_step)
     with held(folder, panel.note):

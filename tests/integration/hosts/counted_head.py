@@ -41,6 +41,8 @@ if sys.argv[1] == "train":
 """
 BATCH, AHEAD, LOOK_S = 4, 12, 0.2
 STATE, STARTS, ENOUGH = "counted.json", "starts", "enough"
+FOLDER, NOT_YET = "runs/run", "not-yet"
+"""Run folder, as the head's command names it; and a file beside it that keeps the learner from its beginning."""
 
 
 class Learner:
@@ -136,7 +138,7 @@ def train(words: list[str]) -> int:
     supervisor.write_summary = summary
     Panel.show = lambda *_: None
     with open(STARTS, "a") as starts:
-        starts.write(f"{'--resume' in words}\n")
+        starts.write(f"{f'--resume={FOLDER}' in words}\n")
     return cli.main(words)
 
 
@@ -154,7 +156,7 @@ class CountedRun:
     """
 
     def __init__(self, home: Path, program: Path, before: str = "") -> None:
-        self.home, self.folder, self.file = home, home / "runs" / "run", home / "run.toml"
+        self.home, self.folder, self.file = home, home / FOLDER, home / "run.toml"
         (home / "counting.py").write_text(ENV_FILE)
         model = model_of_test(home / "model")
         broker, http, weights = free_ports(3)
@@ -231,6 +233,8 @@ max_turns = 8
 if __name__ == "__main__":
     if sys.argv[1] == "learner":
         run_folder = Path(sys.argv[2])
+        while run_folder.with_name(NOT_YET).exists():
+            time.sleep(LOOK_S)
         Learner(run_folder, load_config(run_folder / CONFIG)).run()
     else:
         from tests.integration.hosts.counting_role import engine, main, process

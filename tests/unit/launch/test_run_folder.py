@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,66 @@ def test_a_learner_writes_when_it_began(tmp_path):
     before = time.time()
     next_epoch(tmp_path)
     assert before - 1 <= run_folder.began_at(tmp_path) <= time.time() + 1
+
+
+def failed(tmp_path, folder="exp", name="exp"):
+    """Make a run folder as a start leaves it that ends before its learner begins."""
+    path = tmp_path / "runs" / folder
+    for inside, text in {
+        "keys/broker.secret": "k",
+        "hosts/h1/lock": "",
+        "logs/learner.log": "no GPU",
+    }.items():
+        (path / inside).parent.mkdir(parents=True, exist_ok=True)
+        (path / inside).write_text(text)
+    run_folder.claim(path).close()
+    for file in (run_folder.CONFIG, run_folder.ASKED):
+        run_folder.save_config(named(tmp_path, name), path / file)
+    return path
+
+
+def test_a_start_that_failed_before_its_learner_began_leaves_its_folder_to_the_next_one(tmp_path):
+    """The scripts of engines wait for this folder, and tickets have its keys."""
+    folder, said = failed(tmp_path), []
+    for start in (1, 2):
+        made = run_folder.create(named(tmp_path, "exp"), resume=False, note=said.append)
+        assert made == failed(tmp_path) == folder
+        aside = folder / f"failed-start-{start}"
+        assert {path.name for path in aside.iterdir()} == {"logs", "config.json", "config-asked.json"}
+        assert (aside / "logs" / "learner.log").read_text() == "no GPU"
+        assert said[-1].endswith(f"ended before its learner had begun; its logs and files are in {aside}")
+    assert (folder / "keys" / "broker.secret").read_text() == "k"
+    assert (folder / "hosts" / "h1" / "lock").exists()
+    # The next start was killed before it had written anything.
+    for file in ("config.json", "config-asked.json", "logs/learner.log"):
+        (folder / file).unlink()
+    (folder / "logs").rmdir()
+    assert run_folder.create(named(tmp_path, "exp"), resume=False, note=said.append) == folder
+    assert len(said) == 2, "it has left nothing to speak of"
+
+
+@pytest.mark.parametrize(
+    "kept", ["epoch", "metrics.jsonl", "result.json", "config-broker.json", "lock", "name"]
+)
+def test_a_folder_of_anything_else_is_left_alone(tmp_path, kept):
+    """A learner has begun in it, roles by hand may be at work, a run holds it, or it is of a different run."""
+    folder = failed(tmp_path, name="exp" if kept != "name" else "other")
+    if kept not in ("lock", "name"):
+        (folder / kept).write_text("1")
+    before = sorted(folder.rglob("*"))
+    with run_folder.claim(folder) if kept == "lock" else nullcontext():
+        made = run_folder.create(named(tmp_path, "exp"), resume=False)
+    assert made == folder.with_name("exp-2")
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("file", ["", "notes.md"])
+def test_a_folder_that_no_start_has_made_is_left_alone(tmp_path, file):
+    folder = tmp_path / "runs" / "exp"
+    folder.mkdir(parents=True)
+    if file:
+        (folder / file).write_text("mine")
+    assert run_folder.create(named(tmp_path, "exp"), resume=False) == folder.with_name("exp-2")
 
 
 def test_resume_takes_the_folder_that_is_named(tmp_path):

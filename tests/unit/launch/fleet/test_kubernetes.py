@@ -130,8 +130,11 @@ def test_the_page_has_a_site_file_that_can_be_read(tmp_path):
     ("files", "said"),
     [
         ({}, "train /config/run.toml a b"),
-        ({"epoch": "3"}, "train /config/run.toml a b --resume"),
-        ({"epoch": "3", "result.json": '{"run": "resumed"}'}, "train /config/run.toml a b --resume"),
+        ({"epoch": "3"}, "train /config/run.toml a b --resume=/work/runs/r"),
+        (
+            {"epoch": "3", "result.json": '{"run": "resumed"}'},
+            "train /config/run.toml a b --resume=/work/runs/r",
+        ),
         ({"epoch": "3", "result.json": '{"run": "over"}'}, "the run is over"),
     ],
 )
@@ -173,7 +176,7 @@ def test_the_head_goes_on_from_its_volume_and_sleeps_when_the_run_is_over(tmp_pa
         done = subprocess.run(
             ["/bin/sh", "-c", script, "head"], env=environment, capture_output=True, text=True, check=True
         )
-        assert done.stdout.rstrip().endswith("run.toml --resume")
+        assert done.stdout.rstrip().endswith(f"run.toml --resume={run}")
 
 
 # --- the client -------------------------------------------------------------------------------------------

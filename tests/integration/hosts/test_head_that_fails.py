@@ -1,0 +1,84 @@
+"""A head that dies before its learner begins serves in the same folder when it is started again by its script."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from launch.commands.status import alive
+from launch.fleet.job import Job
+from launch.fleet.render import render
+from launch.fleet.site import Site, SshSite
+from launch.fleet.ticket import make_ticket
+from learner.run_files import says_over
+from tests.integration.hosts.counted_head import ENOUGH, NOT_YET, CountedRun
+from tests.integration.hosts.hosts_harness import PATIENCE_S
+from tests.integration.protocol.encrypted_harness import until
+
+
+@pytest.fixture
+def run(tmp_path):
+    return CountedRun(tmp_path, tmp_path / "bin" / "offbeat", f"exec >>{tmp_path}/said.log 2>&1")
+
+
+@pytest.fixture
+def start(run):
+    """Start the rendered script of a head."""
+    script = run.home / "head.sh"
+    script.write_text(render(Job("run.toml", (), run.config), Site(ssh=SshSite()), "ssh")["head.sh"])
+    heads = []
+
+    def started():
+        path = {"PATH": f"{run.home}/bin:{os.environ['PATH']}"}
+        heads.append(subprocess.Popen(["bash", str(script)], cwd=run.home, env=os.environ | path))
+        return heads[-1]
+
+    yield started
+    for head in heads:
+        if head.poll() is None:
+            head.kill()
+        head.wait(PATIENCE_S)
+
+
+def learner_of(run):
+    """Return the process of the learner; 0 while there is none."""
+    record = run.folder / "supervisor.json"
+    processes = json.loads(record.read_text())["processes"] if record.exists() else {}
+    return processes.get("learner", {}).get("pid", 0)
+
+
+@pytest.mark.timeout(600)
+def test_a_head_that_dies_before_its_learner_begins_is_started_again_in_its_folder(run, start):
+    runs, said = run.folder.parent, run.home / "said.log"
+    runs.mkdir()
+    (runs / NOT_YET).touch()
+    first = start()
+    until(run.status, "the broker answers", PATIENCE_S)
+    learner = until(lambda: learner_of(run), "the learner is started", PATIENCE_S)
+    ticket = make_ticket(run.folder, host="gpu7")
+    first.kill()
+    first.wait(PATIENCE_S)
+    until(lambda: not alive(learner), "its learner is gone", PATIENCE_S)
+    until(lambda: run.status() is None, "its broker is gone", PATIENCE_S)
+
+    (runs / NOT_YET).unlink()
+    second = start()
+    until((run.folder / "epoch").exists, "a learner begins in the folder of the first start", PATIENCE_S)
+    assert {path.name for path in runs.iterdir()} == {"run"}
+    assert make_ticket(run.folder, host="gpu7").keys == ticket.keys, "tickets of the first start stay valid"
+    aside = run.folder / "failed-start-1"
+    assert (aside / "logs" / "broker.log").stat().st_size
+    assert f"its logs and files are in {aside.relative_to(run.home)}" in said.read_text()
+
+    # From now on a start resumes.
+    second.kill()
+    second.wait(PATIENCE_S)
+    until(lambda: run.status() is None, "its broker is gone", PATIENCE_S)
+    third = start()
+    until(lambda: run.counted()["epoch"] == 2, "its learner begins again", PATIENCE_S)
+    (run.folder / ENOUGH).touch()
+    third.wait(PATIENCE_S)
+    assert says_over(run.folder), said.read_text()
+    assert {path.name for path in runs.iterdir()} == {"run"}
+    assert run.starts() == ["False", "False", "True"]
