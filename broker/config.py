@@ -103,6 +103,9 @@ class FleetConfig(Section):
     orphan_minutes: float = Field(15.0, ge=0)
     """Minutes without the broker, or without a learner, after which generators and actors end with code 75. 0: they
     wait for ever."""
+    no_head_hours: float = Field(72.0, ge=0)
+    """Hours for which the starts of a host look for a head that does not answer. Then `offbeat host` ends with code 65,
+    and no engine starts it again. 0: for ever."""
     no_capacity_minutes: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
     """Minutes for which the learner waits while tasks are there, but no generator serves or no actor runs. 0: for
     ever. "auto": 0 where other hosts can join (`broker.endpoint` is not loopback, or a count is 0), else 5."""
@@ -133,6 +136,11 @@ class FleetConfig(Section):
         """The bounds of the advice."""
         every = Bounds()
         return Bounds(self.generators or every.generators, self.actors or every.actors)
+
+    @property
+    def no_head_s(self) -> float:
+        """Seconds for which the starts of a host look for the head; infinite for "for ever"."""
+        return self.no_head_hours * 3600 or math.inf
 
     @property
     def orphan_s(self) -> float:

@@ -9,6 +9,8 @@ LaunchError
 ├── NothingTrained   the run ended before its first step
 ├── TooSlow          too little happened to measure anything
 ├── NoAnswer         the broker did not return its status
+│   └── NoHead       no broker has answered a host since its start
+├── HeadGone         no broker has answered any start of a host for too long (final)
 ├── BadQuestion      the address of a page asks for something that cannot be asked
 └── NotKept          the address of a page names something that is not there, or not any more
 
@@ -83,6 +85,16 @@ class TooSlow(LaunchError):
 
 class NoAnswer(LaunchError, ConnectionError):
     """The broker did not return its status; the text has the address that was asked, and the error."""
+
+
+class NoHead(NoAnswer):
+    """No broker has answered a host since its start; a later start may find one."""
+
+
+class HeadGone(LaunchError):
+    """No broker has answered any start of a host for longer than `fleet.no_head_hours`; the text has the cure."""
+
+    final: ClassVar[bool] = True
 
 
 class Stuck(RuntimeError):

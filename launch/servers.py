@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -16,7 +15,7 @@ from pathlib import Path
 from envs.rows.judge import OWN_KEY, OWN_MODEL, OWN_URL
 from launch.errors import FINAL, ConfigError, read_note
 from launch.run_file.sections import JudgeSection, RunConfig
-from learner.run_files import RESULT, SHARED_MEMORY, weights_folder
+from learner.run_files import RESULT, SHARED_MEMORY, says_over, weights_folder
 from protocol.security.addresses import split_address
 from protocol.security.http import read_tokens
 from protocol.weights.format import version_folder
@@ -55,10 +54,8 @@ class EndOfRun:
     def has_come(self) -> bool:
         """Return whether the learner has said that the run is over, or has ended by an error that is final."""
         seen = self._seen()
-        if seen[0] not in (None, self._before[0]):
-            with contextlib.suppress(OSError, ValueError):
-                if json.loads(self._result.read_text(encoding="utf-8")).get("run") == "over":
-                    return True
+        if seen[0] not in (None, self._before[0]) and says_over(self._folder):
+            return True
         return seen[1] not in (None, self._before[1]) and read_note(self._folder, LEARNER) == FINAL
 
     def _seen(self) -> list[tuple[int, int] | None]:

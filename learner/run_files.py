@@ -8,6 +8,7 @@ Layout of the models below the run folder::
 """
 
 import hashlib
+import json
 import logging
 import re
 import shutil
@@ -54,6 +55,15 @@ class PublishedVersion(Struct, frozen=True):
     """Newest policy version that was published; it is written here before it is announced."""
     line: tuple[tuple[int, int], ...] = ()
     """Its `protocol.version_line.VersionLine.forks`: one pair for each time a learner was set back."""
+
+
+def says_over(run_dir: Path) -> bool:
+    """Return whether the learner's result says that the run is over, and not that it will be resumed."""
+    try:
+        content = json.loads((run_dir / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("run") == "over"
 
 
 def weights_folder(run_dir: Path) -> Path:

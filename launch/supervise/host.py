@@ -7,6 +7,7 @@ drains, kills and ends, and with which exit code; it is pure. Engines start this
 import contextlib
 import json
 import logging
+import math
 import re
 import shutil
 import signal
@@ -18,7 +19,19 @@ from pathlib import Path
 from types import FrameType
 
 from launch import errors, run_folder
-from launch.errors import COME_BACK, DONE, FINAL, ConfigError, HostTaken, NoAnswer, RoleFailed, exit_code
+from launch.errors import (
+    COME_BACK,
+    DONE,
+    FINAL,
+    ConfigError,
+    HeadGone,
+    HostTaken,
+    NoAnswer,
+    NoHead,
+    RoleFailed,
+    exit_code,
+    read_note,
+)
 from launch.fleet.model_copy import FetchStopped, cache_folder, model_of_ticket
 from launch.fleet.ray_actor import TASK
 from launch.fleet.ticket import FREE_ON_HOST, Ticket, refuse_other_files, refuse_other_version, unpack
@@ -33,7 +46,8 @@ from launch.supervise import shared_memory
 from launch.supervise.broker_status import Poller, fetch
 from launch.supervise.crew import Crew
 from launch.supervise.health import PEERS, role_of
-from launch.supervise.posts import Post, posts_of_host
+from launch.supervise.posts import LEARNER, Post, posts_of_host
+from learner.run_files import RESULT, says_over
 from protocol.digest import OTHER_DIGEST
 from protocol.echo import path_trouble
 from protocol.processes import SUPERVISED
@@ -154,6 +168,105 @@ class HostCourse:
             if now - self._orphaned > ORPHANS_S:
                 self._signalled = now
         return Step()
+
+
+# --- a head that does not answer --------------------------------------------------------------------------
+
+NO_HEAD = "no-head"
+"""File in the folder of a host: when a start found no head for the first and for the last time (seconds since 1970)."""
+PAUSE_S = 3600.0
+"""Longest time between two starts that look for the head. After a longer one the search begins anew."""
+
+
+class HeadSearch:
+    """How long the starts of a host have found no head, and when they stop looking for it. The record outlives them.
+
+    A host that was away when its run ended hears of no end, and an engine would start it again for ever.
+
+    Args:
+        folder: folder of the host.
+        run: run folder, if this host shares it with the head.
+        patience_s: longest search, in seconds.
+
+    Example:
+        >>> import tempfile
+        >>> search = HeadSearch(Path(tempfile.mkdtemp()), Path("absent"), patience_s=7200.0)
+        >>> for now in (0.0, 3000.0, 6000.0, 9000.0):
+        ...     try:
+        ...         search.failed(NoHead("refused"), now)
+        ...     except (NoHead, HeadGone) as error:
+        ...         print(type(error).__name__)
+        NoHead
+        NoHead
+        NoHead
+        HeadGone
+    """
+
+    def __init__(self, folder: Path, run: Path, patience_s: float) -> None:
+        self._record, self._run, self._patience_s = folder / NO_HEAD, run, patience_s
+
+    def found(self) -> None:
+        """Note that the head has answered."""
+        self._record.unlink(missing_ok=True)
+
+    def failed(self, error: NoHead, now: float) -> str:
+        """Note that this start has found no head. Return a sentence if the run is known to be over.
+
+        Args:
+            now: seconds since 1970.
+
+        Raises:
+            NoHead: a later start may find it.
+            HeadGone: the starts have looked for it for too long.
+        """
+        if over := self._over():
+            self.found()
+            return f"{error}; {over}, so there is nothing to wait for"
+        since = self._since(now)
+        if now - since > self._patience_s:
+            # Whoever starts this host all the same wants it to look again.
+            self.found()
+            raise HeadGone(
+                f"{error}; no start has found the head since {date(since)}, longer than fleet.no_head_hours "
+                f"({self._patience_s / 3600:g}): the run is over, or its head has a different address; start this host "
+                "again if the run goes on, with a new ticket for a different address"
+            )
+        self._record.write_text(f"{since} {now}", encoding="utf-8")
+        until = f" until {date(since + self._patience_s)}" if math.isfinite(self._patience_s) else ""
+        raise NoHead(
+            f"{error}; starts look for it since {date(since)}{until} (fleet.no_head_hours)"
+        ) from None
+
+    def _since(self, now: float) -> float:
+        """Return when the search began that a start at this time belongs to."""
+        try:
+            first, last = map(float, self._record.read_text(encoding="utf-8").split())
+        except (OSError, ValueError):
+            return now
+        return first if 0 <= now - last <= PAUSE_S and first <= last else now
+
+    def _over(self) -> str:
+        """Return how the run folder says that the run is over; "" if it does not, or was begun anew since."""
+        ends = {
+            RESULT: says_over(self._run),
+            f"{LEARNER}.exit": read_note(self._run, LEARNER) == FINAL,
+        }
+        for name, says in ends.items():
+            with contextlib.suppress(OSError):
+                written = (self._run / name).stat().st_mtime
+                if says and written >= (self._run / run_folder.CONFIG).stat().st_mtime:
+                    return f"{self._run / name} says that the run is over"
+        return ""
+
+
+def date(seconds: float) -> str:
+    """Return a time as a person reads it.
+
+    Example:
+        >>> date(0.0)
+        '1970-01-01 00:00 UTC'
+    """
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 # --- the settings of a host -------------------------------------------------------------------------------
@@ -348,6 +461,7 @@ def run_host(
     Raises:
         ConfigError: the ticket does not fit this host; nothing was started.
         LaunchError: the head does not answer, or does not send the model.
+        HeadGone: no start has found the head for too long.
     """
     grace_s = grace_under_slurm(options.grace_s, environment)
     course = HostCourse(grace_s)
@@ -363,6 +477,7 @@ def run_host(
     )
     folder = runs / ticket.run / "hosts" / name
     folder.mkdir(parents=True, exist_ok=True)
+    search = HeadSearch(folder, runs / ticket.run, ticket.config.fleet.no_head_s)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(run_folder.claim(folder))
@@ -374,6 +489,9 @@ def run_host(
             note(f"removed {left}, left by a run that was killed")
         try:
             keys, sources = unpack(ticket, folder)
+            if not await_head(ticket.config.broker.http, http_keys(ticket.config, keys), course):
+                return _ended_before_start(note)
+            search.found()
             model = model_of_ticket(
                 ticket, keys, cache_folder(environment), note, leaving=lambda: course.leaving
             )
@@ -395,6 +513,10 @@ def run_host(
             return _supervise(config, ticket, folder, name, course, job_of(environment, hostname), note)
         except FetchStopped:
             return _ended_before_start(note)
+        except NoHead as error:
+            note(search.failed(error, time.time()))
+            note(f"host ends with code {DONE}: {ENDS[DONE]}")
+            return DONE
         finally:
             # The ticket is the only place of the keys while no process of the host runs.
             shutil.rmtree(folder / "keys", ignore_errors=True)
@@ -451,7 +573,7 @@ def await_head(http: str, keys: Path | None, course: HostCourse) -> bool:
         False if a signal came, now or while the model was fetched.
 
     Raises:
-        NoAnswer: it does not answer within `HEAD_S`.
+        NoHead: it does not answer within `HEAD_S`.
     """
     deadline = time.monotonic() + HEAD_S
     while not course.leaving:
@@ -460,7 +582,7 @@ def await_head(http: str, keys: Path | None, course: HostCourse) -> bool:
             return not course.leaving
         except NoAnswer as error:
             if time.monotonic() > deadline and not course.leaving:
-                raise NoAnswer(
+                raise NoHead(
                     f"{error}; does `offbeat train` run on the head, and is the port open to this host?"
                 ) from None
         time.sleep(POLL_S)

@@ -1,8 +1,12 @@
-"""A head that dies before its learner begins serves in the same folder when it is started again by its script."""
+"""A head that dies before its learner begins serves in the same folder when it is started again by its script.
+
+A host that was away when this run ended comes to an end, too.
+"""
 
 import json
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -10,10 +14,10 @@ from launch.commands.status import alive
 from launch.fleet.job import Job
 from launch.fleet.render import render
 from launch.fleet.site import Site, SshSite
-from launch.fleet.ticket import make_ticket
+from launch.fleet.ticket import make_ticket, write_ticket
 from learner.run_files import says_over
 from tests.integration.hosts.counted_head import ENOUGH, NOT_YET, CountedRun
-from tests.integration.hosts.hosts_harness import PATIENCE_S
+from tests.integration.hosts.hosts_harness import PATIENCE_S, ROOT
 from tests.integration.protocol.encrypted_harness import until
 
 
@@ -26,7 +30,9 @@ def run(tmp_path):
 def start(run):
     """Start the rendered script of a head."""
     script = run.home / "head.sh"
-    script.write_text(render(Job("run.toml", (), run.config), Site(ssh=SshSite()), "ssh")["head.sh"])
+    # The second start of a host without a head is the last one.
+    job = Job("run.toml", ("fleet.no_head_hours=1e-6",), run.config)
+    script.write_text(render(job, Site(ssh=SshSite()), "ssh")["head.sh"])
     heads = []
 
     def started():
@@ -39,6 +45,26 @@ def start(run):
         if head.poll() is None:
             head.kill()
         head.wait(PATIENCE_S)
+
+
+IMPATIENT = """
+import sys
+from launch.supervise import host
+host.HEAD_S = 0.1
+from launch.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def host_of(ticket, folder):
+    """Run a host in a folder until it ends. Return its exit code, and what it has said."""
+    folder.mkdir(exist_ok=True)
+    words = [sys.executable, "-c", IMPATIENT, "host", "--ticket", str(ticket)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
+    done = subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    return done.returncode, done.stdout + done.stderr
 
 
 def learner_of(run):
@@ -82,3 +108,13 @@ def test_a_head_that_dies_before_its_learner_begins_is_started_again_in_its_fold
     assert says_over(run.folder), said.read_text()
     assert {path.name for path in runs.iterdir()} == {"run"}
     assert run.starts() == ["False", "False", "True"]
+
+    # A host that was away: on a machine with the run folder, and on two starts elsewhere.
+    path = run.home / "gpu7.ticket"
+    write_ticket(ticket, path)
+    code, said = host_of(path, run.home)
+    assert (code, "says that the run is over" in said) == (0, True), said
+    code, said = host_of(path, run.home / "gpu7")
+    assert (code, "starts look for it since" in said) == (1, True), said
+    code, said = host_of(path, run.home / "gpu7")
+    assert (code, "longer than fleet.no_head_hours" in said) == (65, True), said

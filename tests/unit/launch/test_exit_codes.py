@@ -16,6 +16,7 @@ from protocol.errors import LinkDown
 
 FINAL = {
     "launch.errors.ConfigError",
+    "launch.errors.HeadGone",
     "actors.errors.ModelNotLoaded",
     "broker.errors.JournalError",
     "learner.errors.CheckpointError",
