@@ -385,7 +385,7 @@ class TrainedTokens:
         """Write the action tokens of a batch."""
         from learner.annotations import rows_of
 
-        rows, places = rows_of(trajectories, numbers, "float32")
+        rows, places = rows_of(trajectories, [numbers], "float32")
         weights = np.full(len(numbers.batch.token_ids), np.nan, dtype=np.float32)
         weights[numbers.place] = numbers.trained("weight")
         at = 0

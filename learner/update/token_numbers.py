@@ -42,7 +42,8 @@ class TokenNumbers:
             return self._ratio("logp_current")
         if name == "ratio_proximal_behaviour":
             return self._ratio("logp_proximal")
-        return self.rows[name][self._seen]
+        row = self.rows[name]
+        return row if len(self.place) == len(row) else row[self._seen]
 
     def _ratio(self, above: str) -> Float32s:
         one, other = (torch.from_numpy(self.trained(name)) for name in (above, "logp_behaviour"))

@@ -62,7 +62,7 @@ def test_each_token_says_whether_and_why_it_was_masked():
         truncated=[0, 0, 0, 1, 0, 0, 0],
         correction=[1, 1, 1, 0, 1, 1, 1],
     )
-    rows, places = rows_of(trajectories, numbers, "float16")
+    rows, places = rows_of(trajectories, [numbers], "float16")
     expected = [
         Bit.STALE, Bit.TRAINED, Bit.TRAINED | Bit.CLIPPED, Bit.TRAINED,
         Bit.AUXILIARY, Bit.AUXILIARY, Bit.TRAINED | Bit.TRUNCATED | Bit.ZERO_WEIGHT, Bit.TRAINED,
@@ -92,7 +92,7 @@ def test_tokens_stand_where_the_journal_has_them_whoever_wrote_them():
     own = make_trajectory("own", prompt=2, actions=1, version=3)
     trajectories = [guided, taught, given, own]
     batch = batch_of(trajectories, current_version=3, max_policy_lag=9)
-    rows, places = rows_of(trajectories, numbers_of(batch), "float32")
+    rows, places = rows_of(trajectories, [numbers_of(batch)], "float32")
     assert places == [
         AnnotatedTrajectory("noted", 3, 0, [(6, 9)], origin="guided"),
         AnnotatedTrajectory("taught", 2, 0, [(2, 4)], origin="taught"),
@@ -110,7 +110,7 @@ def test_neighbours_that_are_all_actions_stay_apart():
     one = make_trajectory("a", prompt=1, actions=2)
     other = make_trajectory("b", prompt=0, actions=3, turns=[Turn(0, 0, 3, True)])
     last = make_trajectory("c", prompt=2, actions=1)
-    _, places = rows_of([one, other, last], numbers_of(batch_of([one, other, last])), "float16")
+    _, places = rows_of([one, other, last], [numbers_of(batch_of([one, other, last]))], "float16")
     assert [place.spans for place in places] == [[(1, 3)], [(0, 3)], [(2, 3)]]
     assert [place.rows for place in places] == [2, 3, 1]
 
@@ -123,8 +123,8 @@ def test_float32_is_what_the_learner_had_and_half_is_near():
         name: rng.standard_normal(50).astype(np.float32)
         for name in ("logp_current", "logp_proximal", "logp_behaviour", "correction", "advantage", "entropy")
     }
-    exact, _ = rows_of(trajectories, numbers_of(batch, **given), "float32")
-    half, _ = rows_of(trajectories, numbers_of(batch, **given), "float16")
+    exact, _ = rows_of(trajectories, [numbers_of(batch, **given)], "float32")
+    half, _ = rows_of(trajectories, [numbers_of(batch, **given)], "float16")
     for name in ("logp_current", "logp_proximal", "correction", "advantage", "entropy"):
         assert exact[name].tobytes() == given[name].tobytes()
         assert half[name] == pytest.approx(given[name], rel=1e-3, abs=1e-3)
@@ -291,16 +291,26 @@ def test_a_disk_that_fails_costs_annotations_and_not_the_run(tmp_path, caplog):
     assert steps_in(tmp_path) == [4]
 
 
-def test_a_slow_disk_makes_no_step_wait(tmp_path, monkeypatch, caplog):
-    go_on = threading.Event()
-    slow = SimpleNamespace(add=lambda *_: go_on.wait(60), rewind=lambda step: None, close=lambda: None)
+@pytest.mark.parametrize(("tokens", "most"), [(1 << 20, 32), (42, 3)])
+def test_a_slow_disk_makes_no_step_wait(tmp_path, monkeypatch, caplog, tokens, most):
+    """Steps wait as long as there are few of them, and few tokens: those of a step of this test are 21."""
+    monkeypatch.setattr(module, "QUEUED_TOKENS", tokens)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def add(*_):
+        entered.set()
+        assert go_on.wait(60)
+
+    slow = SimpleNamespace(add=add, rewind=lambda step: None, close=lambda: None)
     monkeypatch.setattr(module, "AnnotationFiles", lambda *_: slow)
     annotations = log_of(tmp_path)
-    for step in range(1, 3 + module.QUEUED):
+    write(annotations, 1)
+    assert entered.wait(60)
+    for step in range(2, 2 + most):
         write(annotations, step)
-    assert not annotations.settle(0.0)
+    assert (annotations.left_out, annotations.settle(0.0)) == (0, False)
     write(annotations, 99)
-    assert annotations.left_out >= 1
+    assert annotations.left_out == 1
     assert "slower than training" in caplog.text
     go_on.set()
     annotations.close()
@@ -322,9 +332,10 @@ def test_going_back_waits_behind_a_write_that_hangs(tmp_path, monkeypatch, caplo
     files = SimpleNamespace(add=add, rewind=back, close=lambda: None)
     monkeypatch.setattr(module, "AnnotationFiles", lambda *_: files)
     annotations = log_of(tmp_path)
-    for step in (1, 2, 3):
-        write(annotations, step)
+    write(annotations, 1)
     assert entered.wait(60)
+    for step in (2, 3):
+        write(annotations, step)
     annotations.rewind(2, timeout_s=0.0)
     annotations.rewind(4, timeout_s=0.0)
     write(annotations, 3)
