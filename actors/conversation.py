@@ -91,6 +91,7 @@ class Text(Protocol):
     def observation(
         self, messages: Sequence[ChatMessage], sampled: Sequence[int], tools: Sequence[ToolSchema] = ()
     ) -> list[int]: ...
+    def encode(self, text: str) -> list[int]: ...
     def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str: ...
     def with_known_calls(self, answer: str) -> str: ...
     def check_prefix(self, known: Sequence[int], prompt: Sequence[int]) -> None: ...
@@ -131,6 +132,10 @@ class Conversations:
     def first(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]) -> Observation:
         """Return the first prompt."""
         return Observation(self._text.prompt(messages, tools), -1, tools)
+
+    def opening(self, text: str) -> list[int]:
+        """Return the tokens with which an answer begins."""
+        return self._text.encode(text)
 
     def anew(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] | None = None) -> Observation:
         """Return the prompt of a new conversation, or what is new of it if it goes on where an earlier one was.

@@ -556,9 +556,10 @@ async def _wait_until_over(tasks: "set[asyncio.Task[Any]]") -> None:
 def way_of_playing(episode: Episode, env: Env) -> Play:
     """Return how an environment is played: by its requests if it has some, else by steps.
 
-    A task with a note or a prefix, and windows in lockstep, go step by step.
+    A task with a note, a prefix or an opening, and windows in lockstep, go step by step.
     """
-    plain = episode.task.start is None and not episode.task.note and not episode.stream.in_step
+    begun = episode.task.start is not None or episode.task.note or episode.task.opening
+    plain = not begun and not episode.stream.in_step
     if plain and isinstance(env, HasRequests):
         return PlayByRequests(env, episode)
     return PlayBySteps(env, episode)

@@ -1,6 +1,7 @@
 """Plays an episode in which the environment and the policy take turns, by `envs.base.Env.reset` and `step`.
 
-It may begin with a note, or with the turns of an earlier episode, as the learner asked.
+It may begin with a note, with the turns of an earlier episode, or with the first words of the answer, as the learner
+asked.
 """
 
 from collections.abc import Sequence
@@ -176,6 +177,8 @@ class PlayBySteps:
         self._generator = ""
         self._said: list[ChatMessage] = []
         """The conversation so far, for a teacher. Kept only if the task names one."""
+        self._opened: list[int] = []
+        """Tokens of the task's opening, until the first answer has been given."""
         self._tools_noted = 0.0
         """Seconds of the environment that are in `TurnTime`s."""
 
@@ -242,7 +245,7 @@ class PlayBySteps:
             check_conversation(messages, "reset")
             check_tools(tools, "tool_schemas")
             noted = with_note(messages, self._task.note)
-            opening = self._conversations.first(noted, tools)
+            opening = self._opened_by_task(self._conversations.first(noted, tools))
             if self._task.policy:
                 if tools:
                     raise TeacherFailed("a teacher is asked in words, and the environment has tools")
@@ -255,14 +258,30 @@ class PlayBySteps:
             if not self._is_declined(opening):
                 return opening
             refused = await self._calls.refused(self._env, self._too_long_error(), too_long=True)
+        self._opened = []
         result, observation = await self._rendered(refused)
         if result.done:
             raise EnvironmentFailed("environment: refuse ended an episode that has no answer")
         return observation
 
+    def _opened_by_task(self, prompt: Observation) -> Observation:
+        """Return the first prompt with the tokens of the task's opening behind it.
+
+        Raises:
+            ActorError: a teacher or an earlier episode begins the answer.
+        """
+        task = self._task
+        if not task.opening:
+            return prompt
+        if task.policy or task.start is not None:
+            raise ActorError("the task has an opening beside a teacher or a prefix; it may have one of them")
+        self._opened = self._conversations.opening(task.opening)
+        return prompt._replace(token_ids=[*prompt.token_ids, *self._opened])
+
     async def _give_answer(self, sampled: list[int]) -> StepResult:
-        """Give an answer to the environment."""
-        text = self._sampler.text_of(sampled, keep_special=self._keep_special)
+        """Give an answer to the environment, the first one behind the task's opening."""
+        text = self._sampler.text_of([*self._opened, *sampled], keep_special=self._keep_special)
+        self._opened = []
         if self._task.policy:
             self._said.append({"role": "assistant", "content": text})
         return await self._calls.result(self._env.step, text)

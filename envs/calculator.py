@@ -20,6 +20,9 @@ MOST_DIGITS = 12
 _NUMBER = rf"-?[0-9]{{1,{MOST_DIGITS}}}"
 _CALL = re.compile(rf"\s*({_NUMBER})\s*([+-])\s*({_NUMBER})\s*")
 _ANSWER = re.compile(rf"\s*=\s*({_NUMBER})\s*")
+MODES = {"i": "instant", "r": "reasoning", "a": "agentic"}
+"""Modes by the letter with which a first answer begins, if the suite has modes."""
+_WORKING = re.compile(rf"[0-9+=\s-]*=\s*({_NUMBER})\s*")
 _QUESTION = re.compile(rf"problem: ({_NUMBER}(?: [+-] {_NUMBER})*) =")
 
 
@@ -32,6 +35,7 @@ class Rules:
     max_turns: int = 8
     end_on_wrong_step: bool = False
     answer_needs_steps: bool = False
+    modes: bool = False
 
 
 class CalculatorSuite:
@@ -48,6 +52,9 @@ class CalculatorSuite:
         direct_share: share of the demonstrations that work out the last partial sum without a call, so that a model
             that learns from them knows two ways to an answer. 0 to 1.
         repeat_share: share of the demonstrations that make the last call twice, of those that have it. 0 to 1.
+        modes: begin the first answer with the letter of a mode, which the mark "mode" names. "i" (instant): an answer
+            and nothing else. "r" (reasoning): a working and an answer in one text, as in "r4+3=7-9=-2". "a" (agentic):
+            calls of the tool, at least one, then an answer. The demonstrations have each mode equally often.
 
     Raises:
         EnvError: the settings contradict each other, e.g. fewer turns than a sum needs.
@@ -70,6 +77,7 @@ class CalculatorSuite:
         answer_needs_steps: bool = False,
         direct_share: float = 0.0,
         repeat_share: float = 0.0,
+        modes: bool = False,
     ) -> None:
         for name, share in (("direct_share", direct_share), ("repeat_share", repeat_share)):
             if not 0 <= share <= 1:
@@ -83,6 +91,11 @@ class CalculatorSuite:
                 f"max_digits = {max_digits}, max_terms = {max_terms}: a sum may have more than {MOST_DIGITS} digits, "
                 "which actions may not; lower max_digits"
             )
+        if modes and answer_needs_steps:
+            raise EnvError(
+                "modes = true and answer_needs_steps = true: an answer without calls would never be right; set "
+                "answer_needs_steps = false"
+            )
         sums = {
             "min_terms": min_terms,
             "max_terms": max_terms,
@@ -90,7 +103,9 @@ class CalculatorSuite:
             "max_digits": max_digits,
         }
         self.scorer = Scorer(Family("chain_sum", sums, seed, heldout_share), sandbox)
-        self._rules = Rules(step_reward, answer_reward, max_turns, end_on_wrong_step, answer_needs_steps)
+        self._rules = Rules(
+            step_reward, answer_reward, max_turns, end_on_wrong_step, answer_needs_steps, modes
+        )
         self._instruction = instruction
         self._direct_share, self._repeat_share = direct_share, repeat_share
 
@@ -99,7 +114,7 @@ class CalculatorSuite:
 
     def facts(self) -> SuiteFacts:
         """Return the names of the rewards and of the marks."""
-        marks = ("anchor", "calls", "call")
+        marks = ("anchor", "calls", "call", *(("mode",) if self._rules.modes else ()))
         return SuiteFacts(reward_names=("step", "answer"), mark_names=marks, hints=False)
 
     def demonstration(self, index: int, split: Split) -> list[ChatMessage]:
@@ -115,10 +130,16 @@ class CalculatorSuite:
             steps = steps[:-1]
         elif falls_due(done, self._repeat_share):
             steps = [*steps, steps[-1]]
+        letter = list(MODES)[index % len(MODES)] if self._rules.modes else ""
+        answer = f"={solution(question)}"
+        if letter in ("i", "r"):
+            working = _working(steps) if letter == "r" else answer
+            return [*messages, {"role": "assistant", "content": letter + working}]
         for call, result in steps:
-            messages.append({"role": "assistant", "content": call})
+            messages.append({"role": "assistant", "content": letter + call})
             messages.append({"role": "tool", "content": str(result)})
-        messages.append({"role": "assistant", "content": f"={solution(question)}"})
+            letter = ""
+        messages.append({"role": "assistant", "content": letter + answer})
         return messages
 
     def gauges(self) -> dict[str, float]:
@@ -127,6 +148,20 @@ class CalculatorSuite:
 
     async def close(self) -> None:
         await self.scorer.close()
+
+
+def _working(steps: list[tuple[str, int]]) -> str:
+    """Return partial sums in one line.
+
+    Example:
+        >>> _working([("4+3", 7), ("7-9", -2)])
+        '4+3=7-9=-2'
+    """
+    first, *rest = steps
+    line = f"{first[0]}={first[1]}"
+    for (call, result), (_, before) in zip(rest, steps, strict=False):
+        line += f"{call.removeprefix(str(before))}={result}"
+    return line
 
 
 def falls_due(index: int, share: float) -> bool:
@@ -174,7 +209,7 @@ class Game:
         self._rules = rules
         self._done = 0
         self._turns = 0
-        self._seen = ""
+        self._seen, self._mode = "", ""
         self._calls: set[str] = set()
 
     def step(self, action: str) -> StepResult:
@@ -182,8 +217,21 @@ class Game:
 
         The mark "anchor" is the number of partial sums done and the result that the action saw; "calls" is 1 for a
         call and 0 for an answer; "call" is "exploration" for a call, "redundant_query" for a call that was made before,
-        and "none" for an answer.
+        and "none" for an answer. With modes, "mode" is the mode of the episode, "none" without its letter.
+
+        Example:
+            >>> rules = Rules(modes=True)
+            >>> question = "State the final answer to the following arithmetic problem: 4 + 3 ="
+            >>> [Game(question, rules).step(text).correct for text in ("i=7", "r4+3=7", "=7", "i4+3", "a=7")]
+            [True, True, False, False, False]
+            >>> Game(question, rules).step("a4+3").marks["mode"]
+            'agentic'
         """
+        if self._rules.modes and not self._turns:
+            self._mode = MODES.get(action[:1], "none")
+            action = action[1:] if self._mode != "none" else action
+            if self._mode != "agentic" or _ANSWER.fullmatch(action):
+                return self._in_one_answer(action)
         anchor, called = f"{self._done} {self._seen}", calculate(action)
         self._seen = "" if called is None else str(called)
         label = (
@@ -195,7 +243,18 @@ class Game:
         )
         self._calls.add(_normal(action))
         marks: dict[str, str | float] = {"anchor": anchor, "calls": float(called is not None), "call": label}
+        if self._mode:
+            marks["mode"] = self._mode
         return replace(self._answer(action), marks=marks)
+
+    def _in_one_answer(self, text: str) -> StepResult:
+        """Value an answer in one text: one of a mode without calls, or one that no mode allows."""
+        self._turns += 1
+        form = {"instant": _ANSWER, "reasoning": _WORKING}.get(self._mode)
+        found = form.fullmatch(text) if form is not None else None
+        marks: dict[str, str | float] = {"anchor": "0 ", "calls": 0.0, "call": "none", "mode": self._mode}
+        result = self._answered(int(found[1])) if found is not None else self._end("malformed")
+        return replace(result, marks=marks)
 
     def _answer(self, action: str) -> StepResult:
         self._turns += 1

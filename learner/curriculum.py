@@ -21,7 +21,9 @@ from learner.budget import group_sizes
 from learner.errors import NothingToLearn, Stopped
 from learner.families.family import ChildTask
 from learner.population import Population
+from learner.rewards import forced_mode
 from learner.selection import Answer, TaskStats, choose, left_out, task_index
+from learner.settings.advantages import ModesReward
 from learner.settings.budget import SharedBudget
 from learner.settings.learner import EvaluationConfig, LearnerConfig
 from learner.settings.selection import (
@@ -433,7 +435,8 @@ class Curriculum:
     def note_ended(self, group_id: str, members: Iterable[Trajectory]) -> None:
         """Note the answers of a group, or of some of its members, that are trained or dropped now.
 
-        Failed episodes say nothing of the task, and neither do greedy baselines and members of other groups.
+        Failed episodes say nothing of the task, and neither do greedy baselines, members of other groups and those
+        that were forced into a mode.
         """
         choice = names.choice_of(group_id)
         counted, number = (
@@ -442,6 +445,9 @@ class Curriculum:
         if counted is None or number is None:
             return
         ended = [t for t in members if t.group_id == group_id and t.status not in ("failed", "unfinished")]
+        rule = self.config.reward.group
+        if isinstance(rule, ModesReward):
+            ended = [t for t in ended if not forced_mode(rule, t)]
         answers = [Answer(t.return_, t.correct) for t in ended if not (t.baseline or t.lane)]
         counted.add(number, names.group_index(group_id), answers)
         self._shares = None
@@ -464,6 +470,7 @@ class Curriculum:
                 min_policy_version=min_version,
                 deadline_s=self.config.sampling.max_trajectory_s,
                 note=self._instruction(choice),
+                opening=self._opening(member, size),
             )
             for member in members
         ]
@@ -475,6 +482,13 @@ class Curriculum:
         if self.population is None or choice.instruction is None:
             return ""
         return self.population.text(choice.instruction)
+
+    def _opening(self, member: int, group_size: int) -> str:
+        """Return the words with which a member of a group begins its first answer; "" if it chooses them."""
+        rule = self.config.reward.group
+        if not isinstance(rule, ModesReward):
+            return ""
+        return rule.openings.get(rule.of_member(member, group_size), "")
 
     def _temperature(self, member: int) -> float:
         """Return the sampling temperature of a member of a group."""

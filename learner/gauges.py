@@ -478,6 +478,21 @@ METHODS = table(
             "share of the replayed choices of experts that the routers would not make any more",
         ),
         Gauge("learner/dual_variable", "factor", "factor of the penalty on the ratio's variance"),
+        Gauge(
+            "modes/forced_right_share",
+            "share",
+            "right answers among those that were forced into a mode since the last step; only with "
+            '`learner.reward.group.kind = "modes"`',
+        ),
+        Gauge(
+            "modes/cheap_share", "share", "answers in the cheap mode among those that chose a mode; as above"
+        ),
+        Gauge(
+            "modes/paid_less_share",
+            "share",
+            "answers that are paid less, because their task is easy and their mode dear, among those that chose; as "
+            "above",
+        ),
         Gauge("learner/entropy_coefficient", "factor", "coefficient of the entropy bonus"),
     ]
 )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from learner.families.reactions import parts_of
+from learner.settings.advantages import ModesReward
 from learner.settings.families import TaughtFamily
 from learner.settings.learner import LearnerConfig
 
@@ -15,7 +16,8 @@ IDLE_STEPS = 20
 
 
 def named_parts(config: LearnerConfig) -> tuple[str, ...]:
-    """Return the metrics that are above 0 in steps in which the replay table, the lane, a teacher or the family acts.
+    """Return the metrics that are above 0 in steps in which the replay table, the lane, a teacher, the price of a mode
+    or the family acts.
 
     Example:
         >>> named_parts(LearnerConfig(replay={"rule": "success"})), named_parts(LearnerConfig())
@@ -26,7 +28,15 @@ def named_parts(config: LearnerConfig) -> tuple[str, ...]:
     by_teachers = config.taught is not None or isinstance(config.family, TaughtFamily)
     taught = ("learner/taught_tokens",) if by_teachers else ()
     siblings = ("learner/distilled_share",) if config.algorithm.siblings is not None else ()
-    return replay + lane + taught + siblings + (parts_of(config.family) if config.family is not None else ())
+    modes = ("modes/paid_less_share",) if isinstance(config.reward.group, ModesReward) else ()
+    return (
+        replay
+        + lane
+        + taught
+        + siblings
+        + modes
+        + (parts_of(config.family) if config.family is not None else ())
+    )
 
 
 @dataclass

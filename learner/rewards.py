@@ -22,6 +22,7 @@ from learner.settings.advantages import (
     FewestCalls,
     FlawedAnswer,
     Gate,
+    ModesReward,
     OverlongPenalty,
     RewardConfig,
     StepReward,
@@ -41,6 +42,7 @@ from learner.settings.families import (
 from learner.settings.formulas import OwnReward
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import Trajectory, newest_version, turns_before
+from protocol import names
 from protocol.messages.episodes import Reward
 from protocol.version_line import VersionLine
 
@@ -130,6 +132,8 @@ def group_rewards(config: RewardConfig, members: Sequence[Trajectory]) -> list[l
         case WinRate(reward=name):
             rates = win_rates([total_of(t, name) for t in members])
             return [replaced(t, name, rate) for t, rate in zip(members, rates, strict=True)]
+        case ModesReward():
+            return _by_modes(rule, members)
         case _:
             assert_never(rule)
 
@@ -137,8 +141,11 @@ def group_rewards(config: RewardConfig, members: Sequence[Trajectory]) -> list[l
 def _by_calls(rule: FewestCalls, t: Trajectory, fewest: int) -> list[Reward] | None:
     if not is_right(t, rule.reward):
         return None
-    factor = call_factor(calls_of(rule, t), fewest, smooth=rule.smooth)
-    return [Reward(r.name, r.turn, r.value * factor) if r.name == rule.reward else r for r in t.rewards]
+    return _times(t, rule.reward, call_factor(calls_of(rule, t), fewest, smooth=rule.smooth))
+
+
+def _times(t: Trajectory, name: str, factor: float) -> list[Reward]:
+    return [Reward(r.name, r.turn, r.value * factor) if r.name == name else r for r in t.rewards]
 
 
 def calls_of(config: FewestCalls, t: Trajectory) -> int:
@@ -164,6 +171,72 @@ def call_factor(calls: int, fewest: int, *, smooth: float = 1.0) -> float:
     if fewest == 0:
         return 1.0 if calls == 0 else math.cos(math.pi * calls / (2 * calls + smooth))
     return math.sin(math.pi * calls / (fewest + calls))
+
+
+def _by_modes(rule: ModesReward, members: Sequence[Trajectory]) -> list[list[Reward] | None]:
+    factor = mode_factor(forced_right_share(rule, members), rule.power)
+    return [_times(t, rule.reward, factor) if is_dear(rule, t) else None for t in members]
+
+
+def mode_factor(right_share: float, power: float = 2.0) -> float:
+    r"""Return the factor of a right answer that chose another mode than the cheap one, 0 to 1.
+
+    .. math:: r_\text{adaptive} = 1 - p^\alpha
+
+    A2FM, arXiv:2510.12838. p is the share of right answers where the mode was forced: 1 on an easy task.
+
+    Example:
+        >>> mode_factor(0.0), mode_factor(0.5), mode_factor(1.0)
+        (1.0, 0.75, 0.0)
+    """
+    return 1.0 - float(right_share**power)
+
+
+def mode_of(rule: ModesReward, t: Trajectory) -> str:
+    """Return the mode in which a trajectory answers, as its environment says; "" if it says none."""
+    turns = {mark.turn: mark.value for mark in t.marks if mark.name == rule.mark}
+    return str(turns[min(turns)]) if turns else ""
+
+
+def forced_mode(rule: ModesReward, t: Trajectory) -> str:
+    """Return the mode into which a trajectory was forced; "" if it chose.
+
+    The place in the group says it, and the environment has to agree: an actor before protocol 4.8 forces nothing.
+    """
+    task = names.training_task(names.task_of(t.trajectory_id))
+    mode = "" if task is None else rule.of_member(task.member, t.group_size)
+    return mode if mode and mode == mode_of(rule, t) else ""
+
+
+def forced_right_share(rule: ModesReward, members: Sequence[Trajectory]) -> float:
+    """Return the share of right answers among the members that were forced into a mode; 0 if there is none."""
+    right = [is_right(t, rule.reward) for t in members if forced_mode(rule, t)]
+    return sum(right) / max(1, len(right))
+
+
+def is_dear(rule: ModesReward, t: Trajectory) -> bool:
+    """Return whether a trajectory has chosen a mode that is paid less where the task is easy."""
+    return not forced_mode(rule, t) and mode_of(rule, t) != rule.cheap
+
+
+def mode_metrics(config: RewardConfig, arrived: Sequence[Trajectory]) -> dict[str, float]:
+    """Return what the answers since the last step say of their modes; nothing if there are none."""
+    rule = config.group
+    if not isinstance(rule, ModesReward):
+        return {}
+    ended = [t for t in arrived if t.status != "failed"]
+    forced = [t for t in ended if forced_mode(rule, t)]
+    chosen = [t for t in ended if not forced_mode(rule, t)]
+    found: dict[str, float] = {}
+    if forced:
+        found["modes/forced_right_share"] = sum(is_right(as_given(t), rule.reward) for t in forced) / len(
+            forced
+        )
+    if chosen:
+        less = [t.return_ < as_given(t).return_ for t in chosen if is_dear(rule, t)]
+        found["modes/cheap_share"] = 1 - len(less) / len(chosen)
+        found["modes/paid_less_share"] = sum(less) / len(chosen)
+    return found
 
 
 def win_rates(values: Sequence[float]) -> list[float]:
@@ -502,6 +575,8 @@ def needed_marks(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
     group, advantage = learner.reward.group, learner.algorithm.advantage
     if isinstance(group, FewestCalls) and group.calls:
         yield "learner.reward.group.calls", group.calls
+    if isinstance(group, ModesReward):
+        yield "learner.reward.group.mark", group.mark
     if learner.reward.bonus is not None:
         yield "learner.reward.bonus.mark", learner.reward.bonus.mark
     if learner.replay is not None and learner.replay.only_with:

@@ -21,7 +21,7 @@ from learner.metrics import Report, return_histograms, rollout_metrics
 from learner.process import SharedGpu
 from learner.replay.batch import batch_metrics, mix, remember
 from learner.replay.table import ReplayTable
-from learner.rewards import never_given
+from learner.rewards import mode_metrics, never_given
 from learner.run_files import PublishedVersion
 from learner.sample_log import SampleLog
 from learner.settings.learner import LearnerConfig
@@ -352,6 +352,7 @@ class Trainer:
         scalars = {
             **report.metrics,
             **rollout_metrics(arrived, trained),
+            **mode_metrics(self.config.reward, arrived),
             **self.replay_metrics(trained, updated),
             **self.family_metrics(trained, updated),
             **intake.curriculum.selection_metrics(),

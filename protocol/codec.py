@@ -57,7 +57,7 @@ AnyMessage = (
 )  # fmt: skip
 
 
-MAJOR, MINOR = 4, 7
+MAJOR, MINOR = 4, 8
 PRELUDE = b"OB" + bytes((MAJOR, MINOR))
 
 MAX_HEADER_BYTES = 256 * 1024

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from learner.rewards import calls_of, is_flawed, mark_total
-from learner.settings.advantages import BatchMeanAdvantage, ComparedAdvantage, GroupAdvantage
+from learner.rewards import calls_of, forced_mode, is_flawed, mark_total
+from learner.settings.advantages import BatchMeanAdvantage, ComparedAdvantage, GroupAdvantage, ModesReward
 from learner.settings.algorithm import EntropyBonus
 from learner.settings.learner import LearnerConfig
 from learner.settings.surrogates import ClipSurrogate, WeightedSurrogate
@@ -114,6 +114,14 @@ def dearer(learner: LearnerConfig, trajectories: list[Trajectory]) -> tuple[int,
         if t.correct:
             right.setdefault(t.group_id, []).append(calls_of(rule, t))  # type: ignore[arg-type]
     return sum(n > min(own) for own in right.values() for n in own), sum(map(len, right.values()))
+
+
+def paid_less(learner: LearnerConfig, trajectories: list[Trajectory]) -> tuple[int, int]:
+    """Count answers that are worth less because of their mode, among those that chose one."""
+    rule = learner.reward.group
+    assert isinstance(rule, ModesReward)
+    chosen = [t for t in trajectories if not forced_mode(rule, t)]
+    return sum(t.return_ < given(t).return_ for t in chosen), len(chosen)
 
 
 def overlong(learner: LearnerConfig, trajectories: list[Trajectory]) -> tuple[int, int]:
@@ -265,6 +273,7 @@ METHODS: dict[str, Method] = {
         )
     ),
     "hgpo": Method((Part("comparison within histories", GROUP),)),
+    "a2fm": Method((Part("price of a mode", reward(group=None), paid_less),)),
     "otc": Method((Part("factor by calls", reward(group=None), dearer),)),
     "prs": Method((Part("first stage", reward(stages=())),)),
     "epo": Method(

@@ -36,14 +36,16 @@ BUDGETS = {
     "dials": Budget(160_000),
     "wide_lake": Budget(16_000, "steps"),
     "instructions": Budget(12_000),
+    "modes": Budget(60_000),
 }
 """Budget of a run, by task."""
 
-Measure = Literal["final", "area", "calls", "first"]
+Measure = Literal["final", "area", "calls", "first", "cost"]
 """Subject of a bar. "final": the share of solved trajectories in the last fifth of the budget; "area": this share
 over all of it; "calls": the mean number of tool calls in the last fifth, of which less is better; "first": the share of
-trajectories behind the first of several instructions, the one that helps, in the last fifth. Only trajectories
-from the task's own prompt count: none that was given a hint, and none that began in the middle of another one."""
+trajectories behind the first of several instructions, the one that helps, in the last fifth; "cost": the action tokens
+per right answer in the last fifth, of which less is better. Only trajectories from the task's own prompt count: none
+that was given a hint or forced into a mode, and none that began in the middle of another one."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Bar:
     over: str
     """Name of the arm that is the baseline."""
     least: float
-    """Smallest median of the paired difference. Of "calls" it is the share that is saved."""
+    """Smallest median of the paired difference. Of "calls" and "cost" it is the share that is saved."""
     better: bool = True
     """True if the interval of the difference must lie above 0; False: the arm only has to be as good."""
     reach: float | None = None
@@ -116,6 +118,8 @@ _ARMS = (
     Arm("branch-anywhere", "wide_lake", "arpo-branch", family={"rollouts": 4, "where": "anywhere"}),
     Arm("arpo-branch", "wide_lake", "arpo-branch", family={"rollouts": 4}),
     Arm("any-instruction", "instructions", "inspo", selection=_SIX | {"temperature": 1e9, "prune_every": 0}),
+    Arm("grpo-modes", "modes", "grpo"),
+    Arm("a2fm", "modes", "a2fm"),
     Arm("inspo", "instructions", "inspo", selection=_SIX),
 )
 ARMS = {arm.name: arm for arm in _ARMS}
@@ -183,6 +187,13 @@ CLAIMS = (
         "the one instruction of six that helps gets more than 0.8 of the groups",
         (Bar("first", "any-instruction", 0.6, reach=0.8),),
         "recipes/selection.md#inspo",
+    ),
+    Claim(
+        "A2FM",
+        "a2fm",
+        "a right answer costs a fifth fewer tokens at equal accuracy",
+        (Bar("cost", "grpo-modes", 0.2), Bar("final", "grpo-modes", -0.01, better=False)),
+        "recipes/rewards.md#a2fm",
     ),
 )
 

@@ -16,6 +16,8 @@ from benchmarks.real_system import CountingSession, System, lag_is_exact, learni
 from benchmarks.report import half_interval, pyplot, spread
 from launch.run_file.sections import RunConfig
 from learner.intake.evaluation import mean_rewards, share_correct
+from learner.rewards import forced_mode
+from learner.settings.advantages import GroupReward, ModesReward
 from learner.trajectory import Trajectory, Unit
 from protocol import names
 
@@ -38,6 +40,8 @@ class Point(NamedTuple):
     """Steps of the environment that branches repeated, which no policy chose again."""
     first: float = 0.0
     """Share of the trajectories behind the first of several instructions."""
+    length: float = 0.0
+    """Mean number of action tokens."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,12 @@ class PointSession(CountingSession):
 
     def collect(self, *, step: int, version: int) -> list[Unit]:
         units = super().collect(step=step, version=version)
-        self.points.append(next_point(self.points[-1] if self.points else Point(0, 0.0, 0.0), units))
-        self.rewards = mean_rewards([t for unit in units for t in members_of(unit) if is_plain(t)])
+        before, modes = (
+            self.points[-1] if self.points else Point(0, 0.0, 0.0),
+            self.curriculum.config.reward.group,
+        )
+        self.points.append(next_point(before, units, modes))
+        self.rewards = mean_rewards([t for unit in units for t in members_of(unit) if is_plain(t, modes)])
         return units
 
     @cached_property
@@ -77,10 +85,14 @@ class PointSession(CountingSession):
         return []
 
 
-def next_point(before: Point, units: Sequence[Unit]) -> Point:
-    """Return what a batch was like, and what was used up with it."""
+def next_point(before: Point, units: Sequence[Unit], group: GroupReward | None = None) -> Point:
+    """Return what a batch was like, and what was used up with it.
+
+    Args:
+        group: the reward of the group, which may force members into a mode.
+    """
     sampled = [t for unit in units for t in members_of(unit)]
-    plain = [t for t in sampled if is_plain(t)]
+    plain = [t for t in sampled if is_plain(t, group)]
     calls = [m.value for t in plain for m in t.marks if m.name == "calls" and not isinstance(m.value, str)]
     return Point(
         tokens=before.tokens + sum(t.action_tokens for t in sampled),
@@ -89,12 +101,14 @@ def next_point(before: Point, units: Sequence[Unit]) -> Point:
         steps=before.steps + sum(t.action_turns for t in sampled),
         repeated=before.repeated + sum(map(repeated_steps, sampled)),
         first=sum(names.choice_of(t.group_id).instruction == 0 for t in plain) / max(1, len(plain)),
+        length=sum(t.action_tokens for t in plain) / max(1, len(plain)),
     )
 
 
-def is_plain(t: Trajectory) -> bool:
-    """Return whether a trajectory is of a group that was dealt out, so that it has no hint and no prefix."""
-    return not names.stage_of(t.group_id)
+def is_plain(t: Trajectory, group: GroupReward | None = None) -> bool:
+    """Return whether a trajectory is of a group that was dealt out, so that it has no hint and no prefix, and was not
+    forced into a mode."""
+    return not names.stage_of(t.group_id) and not (isinstance(group, ModesReward) and forced_mode(group, t))
 
 
 def members_of(unit: Unit) -> list[Trajectory]:
@@ -145,11 +159,15 @@ def value_of(cell: Cell, measure: Measure) -> float:
         >>> cell = Cell("grpo", 0, "", curve, {}, True, 1.0)
         >>> value_of(cell, "area"), value_of(cell, "final"), value_of(cell, "calls")
         (0.5, 1.0, 2.0)
+        >>> value_of(Cell("grpo", 0, "", [Point(100, 0.5, 0.0, length=4.0)], {}, True, 1.0), "cost")
+        8.0
     """
     if measure == "area":
         parts = zip(cell.used, [0, *cell.used[:-1]], cell.curve, strict=True)
         return sum((end - start) * point.solved for end, start, point in parts) / cell.used[-1]
     last = last_points(cell)
+    if measure == "cost":
+        return sum(point.length for point in last) / max(1e-9, sum(point.solved for point in last))
     return sum(float(getattr(point, OF_POINTS[measure])) for point in last) / len(last)
 
 
@@ -210,13 +228,13 @@ class Difference:
 def difference(bar: Bar, treated: Mapping[int, Cell], baseline: Mapping[int, Cell]) -> Difference:
     """Return the paired differences of two arms, whose runs are given by seed.
 
-    Of "calls" it is the share that the arm saves, 1 - arm / baseline.
+    Of what costs it is the share that the arm saves, 1 - arm / baseline.
     """
     pairs = [(treated[seed], baseline[seed]) for seed in sorted(treated.keys() & baseline.keys())]
     own = tuple(value_of(a, bar.measure) for a, _ in pairs)
     theirs = tuple(value_of(b, bar.measure) for _, b in pairs)
     values = zip(own, theirs, strict=True)
-    if bar.measure == "calls":
+    if bar.measure in SAVED:
         # A baseline without calls leaves nothing to save.
         return Difference(tuple(1.0 - a / b if b > 0 else 0.0 for a, b in values), own, theirs)
     return Difference(tuple(a - b for a, b in values), own, theirs)
@@ -259,8 +277,11 @@ WORDS: Mapping[Measure, str] = {
     "area": "solved, whole run",
     "calls": "calls saved",
     "first": "share of the first instruction, last fifth",
+    "cost": "tokens per right answer saved",
 }
 """Measures in words."""
+SAVED: tuple[Measure, ...] = ("calls", "cost")
+"""Measures of which less is better; a difference is the share that is saved."""
 ALONE = ("| task | bar | paired difference | seeds | verdict |", "|---|---|---|---|---|")
 """Head of the table of one claim."""
 PLOTTED = 40
@@ -311,10 +332,10 @@ def _bar(bar: Bar) -> str:
 
 
 def _number(bar: Bar, value: float) -> str:
-    """Return a difference as text: calls as percent, shares with three digits."""
+    """Return a difference as text: what is saved as percent, shares with three digits."""
     if math.isinf(value):
         return "-∞" if value < 0 else "∞"
-    return f"{value:+.0%}" if bar.measure == "calls" else f"{value:+.3f}"
+    return f"{value:+.0%}" if bar.measure in SAVED else f"{value:+.3f}"
 
 
 def _shown(bar: Bar, found: Difference) -> str:
@@ -333,7 +354,7 @@ def _arm_row(name: str, cells: Sequence[Cell]) -> str:
     numbers = [
         spread([value_of(cell, measure) for cell in cells], 3) for measure in ("final", "area", "calls")
     ]
-    if arm.task != "hops":
+    if arm.task not in ("hops", "modes"):
         numbers[2] = "-"
     used = round(statistics.median(cell.used[-1] for cell in cells), -3)
     unit = BUDGETS[arm.task].unit

@@ -5,6 +5,9 @@ question "73" names a node and the number of hops to the end of its arm, and wha
 The action "g7" gets the next node, which the tool answers with its label and the hops left, for example "42". The
 action "=9" answers, and ends the episode. With 0 hops the answer stands in the question. More calls than hops do no
 harm and bring nothing, so a policy that is paid for right answers alone has no reason to call less.
+
+With modes, the first action begins with the letter of one. "i=9" answers at once (instant), and "r42=9" says what it
+sees and answers (reasoning). "ag7" calls, and the episode goes on as above (agentic). No mode may do what another does.
 """
 
 import re
@@ -26,6 +29,7 @@ NOISE_LETTERS = 3
 LABELS = 10
 """Labels of nodes, one digit each."""
 _EDGES = re.compile(r"Solve the following task:\n\|(?P<edges>[\d |]+)/")
+MODES = {"i": "instant", "r": "reasoning", "a": "agentic"}
 _CALL, _ANSWER = re.compile(r"g(\d)"), re.compile(r"=(\d)")
 
 
@@ -89,6 +93,9 @@ class HopsSuite:
         max_turns: turns of an episode. The last one ends it.
         wasted: share of a demonstration's turns that call a node again.
         hasty: share of a demonstration's turns that answer too early, with the node seen last.
+        modes: begin the first action with the letter of a mode, which the mark "mode" names. The demonstrations
+            choose it by chance, whatever the question.
+        eager: share of the demonstrations that are agentic. The other two modes share the rest.
         seed, heldout_share, sandbox: see `envs.reasoning_gym_suite.ReasoningGymSuite`.
 
     Raises:
@@ -101,6 +108,8 @@ class HopsSuite:
         max_turns: int = 8,
         wasted: float = 0.4,
         hasty: float = 0.15,
+        modes: bool = False,
+        eager: float = 1 / 3,
         seed: int = 0,
         heldout_share: float = 0.125,
         sandbox: Sandbox = "auto",
@@ -111,6 +120,7 @@ class HopsSuite:
             )
         arms = {"min_path_length": hops + 1, "max_path_length": hops + 1, "degree": 2, "node_range": LABELS}
         self.scorer = Scorer(Family("path_star", arms, seed, heldout_share), sandbox)
+        self.modes, self._eager = modes, eager
         self.max_turns, self._wasted, self._hasty, self._seed = max_turns, wasted, hasty, seed
 
     def episode(self) -> Env:
@@ -118,7 +128,8 @@ class HopsSuite:
 
     def facts(self) -> SuiteFacts:
         """Return the names of the reward and of the marks."""
-        return SuiteFacts(reward_names=("answer",), mark_names=("anchor", "calls"))
+        marks = ("anchor", "calls", *(("mode",) if self.modes else ()))
+        return SuiteFacts(reward_names=("answer",), mark_names=marks)
 
     def task(self, question: Question) -> HopsTask:
         """Return the task on a question's graph. It is the same in every call."""
@@ -129,17 +140,27 @@ class HopsSuite:
         task = self.task(self.scorer.entry_now(index, split))
         rng = np.random.default_rng([self._seed, index, 1])
         talk: list[ChatMessage] = [{"role": "user", "content": task.question}]
+        letter = ""
+        if self.modes:
+            rest = (1.0 - self._eager) / 2
+            letter = str(rng.choice(list(MODES), p=[rest, rest, self._eager]))
         node, before = task.way[0], task.way[0]
+        if letter in ("i", "r"):
+            seen = task.seen(node) if letter == "r" else ""
+            return [*talk, {"role": "assistant", "content": f"{letter}{seen}={node}"}]
         for _ in range(self.max_turns - 1):
             chance = rng.random()
-            if (node == task.answer and chance >= self._wasted) or chance > 1.0 - self._hasty:
+            ready = (node == task.answer and chance >= self._wasted) or chance > 1.0 - self._hasty
+            # The first action of the agentic mode is a call.
+            if ready and not letter:
                 break
             called = before if chance < self._wasted else node
             result = task.get(called)
-            talk.append({"role": "assistant", "content": f"g{called}"})
+            talk.append({"role": "assistant", "content": f"{letter}g{called}"})
+            letter = ""
             talk.append({"role": "tool", "content": result})
             node, before = (result[0], called) if result != "." else (node, before)
-        return [*talk, {"role": "assistant", "content": f"={node}"}]
+        return [*talk, {"role": "assistant", "content": f"{letter}={node}"}]
 
     def gauges(self) -> dict[str, float]:
         return self.scorer.gauges()
@@ -154,7 +175,7 @@ class HopsEpisode:
     def __init__(self, suite: HopsSuite) -> None:
         self._suite = suite
         self._task: HopsTask | None = None
-        self._turns, self._seen = 0, ""
+        self._turns, self._seen, self._mode = 0, "", ""
 
     async def reset(self, data: dict[str, Any]) -> list[ChatMessage]:
         self._task = self._suite.task(await self._suite.scorer.entry(*task_of(data)))
@@ -165,8 +186,23 @@ class HopsEpisode:
         task = self._task
         assert task is not None, "step before reset"
         self._turns += 1
+        if self._suite.modes and self._turns == 1:
+            self._mode = MODES.get(action[:1], "none")
+            action = action[1:] if self._mode != "none" else action
+        if self._mode == "reasoning":
+            action = action.removeprefix(self._seen)
         called, answered = _CALL.fullmatch(action), _ANSWER.fullmatch(action)
+        if self._mode:
+            # A mode without calls that calls, one with calls that begins with an answer, and no mode are not paid.
+            called = called if self._mode == "agentic" else None
+            answered = (
+                answered
+                if self._mode in (("agentic",) if self._turns > 1 else ("instant", "reasoning"))
+                else None
+            )
         marks: dict[str, str | float] = {"anchor": self._seen, "calls": float(called is not None)}
+        if self._mode:
+            marks["mode"] = self._mode
         if called is not None and self._turns < self._suite.max_turns:
             self._seen = task.get(called[1])
             return StepResult({"role": "tool", "content": self._seen}, rewards={"answer": 0.0}, marks=marks)

@@ -21,6 +21,7 @@ from launch.errors import ConfigError
 from launch.run_file.sections import RunConfig
 from learner.rewards import needed_marks, needed_rewards
 from learner.selection import repeated_share, task_index
+from learner.settings.advantages import ModesReward
 from learner.settings.families import HintFamily, JudgeFamily, RetryFamily, SteeredFamily, quoted_answers
 from learner.settings.learner import RESCUE_RULES, LearnerConfig
 from learner.settings.selection import PopulationSelection, TaskList
@@ -177,6 +178,38 @@ class Trial:
         if index == 0 and not isinstance(env, HasTools):
             await self._try_texts(split, task, data)
         return Prompt(split, index, tokens) if self._renderer is not None else None
+
+    async def try_modes(self, modes: ModesReward) -> None:
+        """Begin an answer with the opening of each mode. The tokenizer has to keep it, and the environment to know it.
+
+        Raises:
+            ConfigError: a mode could not act.
+        """
+        task = "train task 0"
+        for mode, opening in modes.openings.items():
+            field = f"learner.reward.group.openings.{mode} is {_quoted(opening)}"
+            if self._renderer is not None:
+                read = self._renderer.decode(self._renderer.encode(opening))
+                if read != opening:
+                    raise ConfigError(
+                        f"{field}, which the tokenizer reads back as {_quoted(read)}; choose words that it keeps"
+                    )
+            env = await self._ask(self._suite.episode, what=f"episode of {task}", on_loop=True)
+            try:
+                await self._ask(env.reset, {"index": 0, "split": "train"}, what=f"reset of {task}")
+                what = f"step({_quoted(opening)}) of {task}"
+                result = await self._ask(env.step, opening, what=what)
+            finally:
+                await self._ask(env.close, what=f"close of {task}")
+            _check_result(result, what)
+            if (found := result.marks.get(modes.mark)) != mode:
+                said = (
+                    f"the mark {modes.mark!r} {found!r}" if found is not None else f"no mark {modes.mark!r}"
+                )
+                raise ConfigError(
+                    f"{field}, but the environment gives an answer that begins so {said}; it has to read the opening, "
+                    "and to say the mode in StepResult.marks (docs/extend/environments.md)"
+                )
 
     async def first_prompts(self, indices: Iterable[int], *, seconds: float) -> list[str]:
         """Return the texts of the first prompts of training tasks, of as many as can be begun in a time.
@@ -572,6 +605,9 @@ def no_room_for_notes(
     notes = {f"family.{name}": getattr(family, name, "") for name in ("note", "reflection")}
     if isinstance(selection, PopulationSelection):
         notes = {f"selection.instructions.{place}": text for place, text in enumerate(selection.instructions)}
+    if isinstance(config.learner.reward.group, ModesReward):
+        openings = config.learner.reward.group.openings
+        notes |= {f"reward.group.openings.{mode}": text for mode, text in openings.items()}
     longest = max((p for p in prompts if p.split == "train"), key=lambda p: p.tokens, default=None)
     if not any(notes.values()) or longest is None:
         return

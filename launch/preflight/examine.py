@@ -64,6 +64,7 @@ from launch.run_file.sections import RunConfig
 from launch.run_folder import check_place
 from learner.formulas import hash_of
 from learner.run_files import SHARED_MEMORY
+from learner.settings.advantages import ModesReward
 from learner.settings.formulas import own_formulas, with_own_formulas
 from learner.settings.given import Conversations
 from learner.settings.trackers import missing_packages
@@ -435,6 +436,8 @@ async def _try_environment(
             if split == "train" or index < evaluated:
                 prompt = await trial.begin(split, index)
                 prompts.append(prompt and replace(prompt, place=place))
+        if isinstance(config.learner.reward.group, ModesReward):
+            await trial.try_modes(config.learner.reward.group)
         remarks = [] if facts.own_prompts else await seldom_repeated(config, trial)
     finally:
         await trial.close()

@@ -40,6 +40,8 @@ MINOR_OF_ROUTES = 4
 """Minor version since which a task may ask for the experts of its tokens."""
 MINOR_OF_TEACHERS = 7
 """Minor version since which a task may name a teacher."""
+MINOR_OF_OPENINGS = 8
+"""Minor version since which a task may begin the first answer."""
 
 
 def messages_of(tasks: Sequence[Task]) -> list[PutTasks]:
@@ -76,6 +78,7 @@ def refuse_older_broker(tasks: Sequence[Task], minor: int, broker: str) -> None:
     if minor >= needed:
         return
     lost, setting = {
+        MINOR_OF_OPENINGS: ("cannot begin answers", '[learner.reward.group] of kind "modes"'),
         MINOR_OF_TEACHERS: ("cannot hand tasks to teachers", '[learner.family] of kind "taught"'),
         MINOR_OF_ROUTES: ("cannot ask for experts", 'learner.algorithm.routes = "behaviour"'),
         MINOR_OF_TASK_PARTS: (
@@ -91,6 +94,8 @@ def refuse_older_broker(tasks: Sequence[Task], minor: int, broker: str) -> None:
 
 def minor_of(task: Task) -> int:
     """Return the minor version of the protocol since which a broker loses no part of a task; 0: any."""
+    if task.opening:
+        return MINOR_OF_OPENINGS
     if task.policy:
         return MINOR_OF_TEACHERS
     if task.sampling.routes:

@@ -12,6 +12,7 @@ from pydantic import Discriminator, Field, Tag
 
 from learner.algorithms.advantages import Scale
 from learner.settings.formulas import OwnAdvantage, OwnReward
+from protocol.messages.fields import MAX_TEXT
 from protocol.section import OWN, SHIPPED, Section, form_of
 
 RewardName = Annotated[str, Field(min_length=1)]
@@ -65,6 +66,65 @@ class WinRate(Section):
     reward: RewardName = "return"
     """Name of the reward that is compared and replaced. "return": the sum of all rewards after stages, gates, weights
     and the penalty on length; its win rate is the reward `win_rate` and replaces all."""
+
+
+Opening = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+
+
+class ModesReward(Section):
+    """Modes of answering, of which a cheap one is to be taken where it is enough (APO of A2FM, arXiv:2510.12838).
+
+    The last members of a group begin their first answer with the opening of a mode, `each` of them in each mode. The
+    others choose by what they write. A right answer of theirs in another mode than the cheap one is worth 1 - p^power,
+    where p is the share of right answers among the members that were forced. Forced members keep their rewards."""
+
+    kind: Literal["modes"] = "modes"
+    reward: RewardName
+    """Name of the reward of a right answer, which is multiplied by the factor."""
+    openings: dict[str, Opening]
+    """Beginning of the first answer in each mode, by its name. At least 2, and none begins with another one. Its tokens
+    are context where Offbeat writes them, and trained where the policy does. The environment reads them."""
+    cheap: str
+    """Name of the mode that is not paid less."""
+    each: int = Field(3, ge=1)
+    """Members of a group that are forced into each mode. At least 1. The paper has 12 members: 3 for each of 3 modes,
+    and 3 that choose."""
+    power: float = Field(2.0, gt=0)
+    """Power of p. Above 0; above 1, tasks that are solved seldom are hardly paid less."""
+    mark: str = Field("mode", min_length=1)
+    """Name of the mark by which the environment says the mode of an answer, in its first turn."""
+
+    @property
+    def forced(self) -> int:
+        """Members of a group that are forced into a mode."""
+        return self.each * len(self.openings)
+
+    def of_member(self, member: int, group_size: int) -> str:
+        """Return the mode into which a member of a group is forced; "" if it chooses.
+
+        Example:
+            >>> modes = ModesReward(reward="answer", openings={"fast": "=", "tool": "call"}, cheap="fast", each=2)
+            >>> [modes.of_member(member, 6) for member in range(6)]
+            ['', '', 'fast', 'fast', 'tool', 'tool']
+        """
+        place = member - (group_size - self.forced)
+        return list(self.openings)[place // self.each] if place >= 0 else ""
+
+    def contradictions(self, field: str) -> Iterator[str]:
+        if len(self.openings) < 2:
+            yield f"{field}.openings has {len(self.openings)} modes; there is nothing to choose below 2: add a mode"
+        if self.cheap not in self.openings:
+            yield (
+                f'{field}.cheap is "{self.cheap}", which has no opening (modes: {", ".join(self.openings)}); name one '
+                "of the modes"
+            )
+        for name, text in self.openings.items():
+            longer = next((n for n, t in self.openings.items() if n != name and t.startswith(text)), None)
+            if longer is not None:
+                yield (
+                    f'{field}.openings.{longer} begins with that of "{name}", so nobody can tell their answers apart; '
+                    "change one"
+                )
 
 
 class WrongAnswer(Section):
@@ -179,7 +239,7 @@ class OverlongPenalty(Section):
             )
 
 
-GroupReward = Annotated[FewestCalls | WinRate, Field(discriminator="kind")]
+GroupReward = Annotated[FewestCalls | WinRate | ModesReward, Field(discriminator="kind")]
 
 
 class RewardConfig(Section):

@@ -11,6 +11,7 @@ from learner.settings.advantages import (
     GROUP_RELATIVE,
     VALUES,
     ComparedAdvantage,
+    ModesReward,
     RiskAdvantage,
     WinRate,
     compares_members,
@@ -353,6 +354,31 @@ def _reincarnation(learner: LearnerConfig) -> Iterator[str]:
         )
 
 
+def _modes(learner: LearnerConfig) -> Iterator[str]:
+    """Yield what cannot be beside members that are forced into a mode, or leaves them without anybody that chooses."""
+    rule = learner.reward.group
+    if not isinstance(rule, ModesReward):
+        return
+    name = "learner.reward.group"
+    if rule.forced >= learner.group_size:
+        yield (
+            f"{name} forces {rule.forced} members of a group, {rule.each} into each of {len(rule.openings)} modes, but "
+            f"learner.group_size is {learner.group_size}: nobody would choose a mode; raise group_size to "
+            f"{rule.forced + 1} or more, or lower {name}.each"
+        )
+    beside = {
+        f'learner.budget.kind is "{learner.budget.kind}"': isinstance(learner.budget, SharedBudget),
+        'learner.algorithm.advantage.kind is "greedy"': learner.algorithm.advantage.kind == "greedy",
+        "learner.replay is set": learner.replay is not None,
+        'learner.selection.kind is "population"': isinstance(learner.selection, PopulationSelection),
+    }
+    for what in (what for what, there in beside.items() if there):
+        yield (
+            f'{what} beside {name} of kind "modes", whose groups have equally many members in each mode; change it, '
+            f"or take {name} out"
+        )
+
+
 def reward_contradictions(learner: LearnerConfig) -> Iterator[str]:
     """Yield a line per mistake in rewards that cannot be formed with the other settings: field, value seen, cure."""
     reward, name = learner.reward, "learner.reward"
@@ -361,6 +387,7 @@ def reward_contradictions(learner: LearnerConfig) -> Iterator[str]:
             f'{name}.group.kind is "{reward.group.kind}" but learner.train_on is "{learner.train_on}": the reward '
             'needs the whole group; use train_on = "groups", or take it out'
         )
+    yield from _modes(learner)
     parts = ("stages", "gates", "wrong", "steps", "coverage", "bonus", "flawed", "length")
     beside = [part for part in parts if getattr(reward, part)]
     if beside and learner.train_on == "windows":

@@ -304,6 +304,12 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     A broker before 4.7 would lose it, so the learner looks at the broker's version before it puts such a task.
     """
+    opening: Prose = ""
+    """Read by the actor, which puts this text in front of what the policy writes in its first answer; since 4.8.
+
+    Its tokens are context, at the end of the first observation. The environment gets it as a part of the answer. A
+    broker before 4.8 would lose it, so the learner looks at the broker's version before it puts such a task.
+    """
 
 
 class PutTasks(Message, tag="put_tasks", frozen=True):

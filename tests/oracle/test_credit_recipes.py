@@ -20,6 +20,7 @@ from tests.trajectories import VOCABULARY, make_turns
 
 RNG = np.random.default_rng(47)
 ELSEWHERE = {
+    "a2fm",
     "epo",
     "arpo-gui",
     "xrpo-novelty",
@@ -31,7 +32,7 @@ ELSEWHERE = {
     "dapo",
 }
 """Recipes of tests/oracle/test_credit_methods.py, and "fapo-judge", of tests/integration/envs/test_judged_answers.py,
-and "epo", of test_regularisers_against_papers.py."""
+"epo", of test_regularisers_against_papers.py, and "a2fm", of test_modes.py."""
 NAMES = sorted({path.stem for path in (METHODS_FOLDER / "credit").glob("*.toml")} - ELSEWHERE)
 FILES = run_files(METHODS_FOLDER)
 

@@ -42,7 +42,7 @@ OUTSIDE = ("sat",)
 """Recipes whose part does nothing at the lags here: SAT's tail lies outside its clip anyway."""
 TAUGHT = ("distillation", "ampo")
 """Recipes with a teacher, of which a run has the answers; test_distillation.py and test_given.py train with one."""
-SAMPLED = ("aepo-entropy",)
+SAMPLED = ("aepo-entropy", "a2fm")
 """Recipes that sample a part of each group otherwise, and train the rest as grpo does."""
 FILES = {
     name: path

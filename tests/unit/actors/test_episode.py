@@ -41,6 +41,9 @@ class Letters:
     def with_known_calls(self, answer):
         return answer
 
+    def encode(self, text):
+        return [ord(c) for c in text]
+
     def decode(self, ids, keep_special=False):
         self.kept = keep_special
         return "".join(map(chr, ids))
@@ -104,7 +107,17 @@ DONE = StepResult(rewards={"score": 1.0}, done=True, correct=True, info={"why": 
 
 
 def play(
-    env, script, bounds=None, deadline_s=60.0, text=None, note="", start=None, purpose="train", **sampling
+    env,
+    script,
+    bounds=None,
+    deadline_s=60.0,
+    text=None,
+    note="",
+    start=None,
+    purpose="train",
+    opening="",
+    policy="",
+    **sampling,
 ):
     cuts = []
 
@@ -117,7 +130,7 @@ def play(
 
     task = Task(
         task_id="t", env="e", group_id="g", group_size=1, data={"index": 3}, deadline_s=deadline_s, note=note,
-        purpose=purpose, start=start,
+        purpose=purpose, start=start, opening=opening, policy=policy,
         sampling=Sampling(**({"max_turn_tokens": 16, "max_trajectory_tokens": 64} | sampling)),
     )  # fmt: skip
     lease = LeaseTask(lease_id="l", attempt=2, task=task)

@@ -44,8 +44,9 @@ from learner.population import Population
 from learner.rewards import needed_marks, needed_rewards
 from learner.selection import Answer
 from learner.settings.advantages import GroupAdvantage
+from learner.settings.rules import contradictions
 from learner.trajectory import Unit, UnitPart
-from protocol.messages.episodes import Turn
+from protocol.messages.episodes import Turn, TurnMark
 from tests.trajectories import make_turns
 
 OTC = next(claim for claim in CLAIMS if claim.name == "OTC")
@@ -225,7 +226,7 @@ def test_hinted_and_branched_trajectories_are_used_up_and_not_counted_as_solved(
     branch = replace(branch, turns=turns, action_mask=np.arange(len(branch)) >= start)
     parts = (UnitPart("0g1", whole[:1], {"unhinted": whole[1:]}), UnitPart("0g1r1", [branch]))
     point = next_point(Point(10, 1.0, 1.0, 20, 30), [Unit("0g1", "0g1", [whole[0], branch], parts)])
-    assert point == Point(tokens=10 + 6 + 6 + 2, solved=0.5, calls=0.0, steps=20 + 3 + 3 + 1, repeated=30 + 2)
+    assert point == Point(10 + 6 + 6 + 2, 0.5, calls=0.0, steps=20 + 3 + 3 + 1, repeated=30 + 2, length=6.0)
     only = next_point(Point(0, 0.0, 0.0), [Unit("0g1", "0g1", [branch], (UnitPart("0g1r1", [branch]),))])
     assert (only.solved, only.steps, only.repeated) == (0.0, 1, 2)
 
@@ -400,8 +401,8 @@ class KnownScorer:
 class KnownHops(HopsSuite):
     """A suite whose only task is `HOPS`."""
 
-    def __init__(self, max_turns=8):
-        self.scorer, self.max_turns = KnownScorer(), max_turns
+    def __init__(self, max_turns=8, modes=False):
+        self.scorer, self.max_turns, self.modes = KnownScorer(), max_turns, modes
 
     def task(self, question):
         return HOPS
@@ -445,6 +446,56 @@ def test_calls_are_marked_and_only_the_answer_is_rewarded():
     ]
     assert [r.rewards["answer"] for r in results] == [0.0, 0.0, 0.0, 1.0]
     assert (results[-1].done, results[-1].correct) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("actions", "mode", "right"),
+    [
+        (["i=7"], "instant", True),
+        (["ig1"], "instant", False),
+        (["r12=7"], "reasoning", True),
+        (["r34=7"], "reasoning", False),
+        (["ag1", "g4", "=7"], "agentic", True),
+        (["a=7"], "agentic", False),
+        (["=7"], "none", False),
+        (["g1"], "none", False),
+    ],
+)
+def test_a_mode_of_hops_says_what_an_action_may_be(actions, mode, right):
+    results = played(KnownHops(modes=True), actions)
+    assert len(results) == len(actions)
+    assert (results[-1].done, results[-1].correct) == (True, right)
+    assert {result.marks["mode"] for result in results} == {mode}
+    assert [result.marks["calls"] for result in results] == [1.0] * (len(actions) - 1) + [0.0]
+
+
+def test_the_arms_with_modes_differ_in_the_reward_of_the_group_alone():
+    plain, treated = (configured(ARMS[name]) for name in ("grpo-modes", "a2fm"))
+    assert treated.learner.reward.group.kind == "modes"
+    assert treated.learner.model_copy(update={"reward": plain.learner.reward}) == plain.learner
+    assert plain.env.params["modes"]
+    assert not list(contradictions(treated.learner))
+
+
+def test_a_forced_member_is_not_counted_and_a_right_answer_has_a_price():
+    rule = configured(ARMS["a2fm"]).learner.reward.group
+    members = [
+        replace(
+            make_turns(f"0g0.{place}.0", [{"answer": 1.0}], lengths=[4]),
+            group_size=12,
+            correct=place != 1,
+            marks=[TurnMark("mode", 1, mode)],
+        )
+        for place, mode in enumerate(("instant", "instant", "agentic", "instant", "agentic"))
+    ]
+    unit = Unit("g0", "g0", members)
+    point = next_point(Point(0, 0.0, 0.0), [unit], rule)
+    # Three chose. The fourth was forced into "instant", and the actor of the fifth did not force it.
+    assert (point.tokens, point.solved, point.length) == (20, 0.75, 4.0)
+    assert next_point(Point(0, 0.0, 0.0), [unit]).solved == 0.8
+    cells = (cell("a2fm", curve=[point]), cell("grpo-modes", curve=[point._replace(length=8.0)]))
+    found = difference(Bar("cost", "grpo-modes", 0.2), *({0: one} for one in cells))
+    assert (found.own, found.baseline, found.values) == ((4 / 0.75,), (8 / 0.75,), (0.5,))
 
 
 @pytest.mark.parametrize("last", ["=4", "7", "", "g1"])

@@ -106,6 +106,50 @@ def test_calls(action, value):
     assert calculate(action) == value
 
 
+@pytest.mark.parametrize(
+    ("answers", "mode", "right"),
+    [
+        (["i=-2"], "instant", True),
+        (["i=7"], "instant", False),
+        (["i4+3"], "instant", False),
+        (["r4+3=7-9=-2"], "reasoning", True),
+        (["r4+3=7-9=0"], "reasoning", False),
+        (["r4+3"], "reasoning", False),
+        (["a4+3", "7-9", "=-2"], "agentic", True),
+        (["a=-2"], "agentic", False),
+        (["=-2"], "none", False),
+        ([""], "none", False),
+    ],
+)
+def test_the_letter_of_a_mode_says_what_an_answer_may_be(answers, mode, right):
+    g = game(modes=True)
+    *before, last = [g.step(answer) for answer in answers]
+    assert not any(result.done for result in before)
+    assert (last.done, last.correct, last.rewards["answer"]) == (True, right, float(right))
+    assert [result.marks["mode"] for result in (*before, last)] == [mode] * len(answers)
+    assert [result.marks["calls"] for result in (*before, last)] == [1.0] * len(before) + [0.0]
+
+
+def test_demonstrations_have_each_mode_equally_often_and_are_right():
+    suite = CalculatorSuite(modes=True, seed=1, sandbox="process")
+    talks = [suite.demonstration(index, "train") for index in range(6)]
+    asyncio.run(suite.close())
+    for talk in talks:
+        g = Game(talk[0]["content"], Rules(modes=True))
+        assert [g.step(m["content"]).done for m in talk if m["role"] == "assistant"][-1]
+        assert (
+            g.step("").marks["mode"]
+            == {"i": "instant", "r": "reasoning", "a": "agentic"}[talk[1]["content"][0]]
+        )
+    assert [talk[1]["content"][0] for talk in talks] == ["i", "r", "a"] * 2
+    assert suite.facts().mark_names == ("anchor", "calls", "call", "mode")
+
+
+def test_modes_and_an_answer_that_needs_calls_are_refused():
+    with pytest.raises(EnvError, match="an answer without calls would never be right"):
+        CalculatorSuite(modes=True, answer_needs_steps=True)
+
+
 def test_other_questions_are_refused():
     with pytest.raises(EnvError, match="not a chain_sum question"):
         solution("How many legs has a cat?")

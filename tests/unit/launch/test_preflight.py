@@ -487,3 +487,36 @@ def test_an_agents_tools_that_its_prompt_names_get_a_remark(model, tmp_path, pat
     assert [
         remark for remark in remarks if "the chat template leaves out the tools, for example 'add'" in remark
     ]
+
+
+READS = """
+                        mode = {"i": "instant", "a": "agentic"}.get(action[:1], "none")
+                        return StepResult(rewards={"answer": 0.0}, done=True, marks={"mode": mode})
+"""
+
+
+def modes(**openings):
+    group = {"kind": "modes", "reward": "answer", "openings": openings, "cheap": "instant", "each": 1}
+    return {"reward": {"group": group}, "group_size": 3, "batch_trajectories": 12}
+
+
+def test_modes_are_tried_before_the_run(run):
+    preflight(run(step=READS, learner=modes(instant="i", agentic="a")))
+    with pytest.raises(
+        ConfigError, match=r'openings\.agentic is "b", but .* the mark \'mode\' \'none\'; it has to read'
+    ):
+        preflight(run(step=READS, learner=modes(instant="i", agentic="b")))
+    with pytest.raises(ConfigError, match=r'openings\.instant is "i", but .* begins so no mark \'mode\''):
+        preflight(run(learner=modes(instant="i", agentic="a")))
+
+
+def test_an_opening_that_the_tokenizer_does_not_keep_is_refused(run):
+    with pytest.raises(ConfigError, match=r"openings\.agentic is .*, which the tokenizer reads back as "):
+        preflight(run(step=READS, learner=modes(instant="i", agentic="a\u2603")))
+
+
+def test_an_opening_that_leaves_no_room_is_refused(run):
+    sampling = {"max_trajectory_tokens": 48, "max_turn_tokens": 8}
+    long = modes(instant="i" * 40, agentic="a") | {"sampling": sampling}
+    with pytest.raises(ConfigError, match=r"the words of learner\.reward\.group\.openings\.instant 4\d, "):
+        preflight(run(step=READS, learner=long))

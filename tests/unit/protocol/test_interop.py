@@ -106,7 +106,7 @@ def test_unknown_fields_of_a_segment_survive_the_broker_byte_for_byte(driver):
 def test_another_major_version_is_refused_with_words_that_help():
     frames = encode(Hello(role="actor", peer="a", incarnation=3))
     with pytest.raises(
-        VersionMismatch, match=r"peer speaks protocol 5\.5, this process 4\.7; run the same major"
+        VersionMismatch, match=r"peer speaks protocol 5\.5, this process 4\.8; run the same major"
     ):
         decode([b"OB\x05\x05", *frames[1:]])
 

@@ -31,6 +31,23 @@ def test_a_note_stands_behind_the_prompt_and_is_not_trained():
     assert [(turn.index, turn.action) for turn in t.turns] == [(0, False), (1, True)]
 
 
+def test_an_opening_begins_the_first_answer_and_is_not_trained():
+    env, script = Env(say("go on"), DONE), Script("i$", "fin$")
+    cuts, _ = play(env, script, opening="h")
+    t = assemble(cuts)
+    assert env.actions == ["hi", "fin"]
+    assert letters(t, 0, 5) == "Q:hi\0"
+    assert t.action_mask[:5].tolist() == [False] * 3 + [True] * 2
+    assert [(turn.start, turn.end, turn.action) for turn in t.turns[:2]] == [(0, 3, False), (3, 5, True)]
+    assert list(script.requests[0].prompt[-3:]) == [*map(ord, "Q:h")]
+
+
+def test_an_opening_beside_a_teacher_fails_the_episode():
+    cuts, _ = play(Env(DONE), Script("i$"), opening="h", policy="big")
+    assert cuts[-1].segment.status == "failed"
+    assert "an opening beside a teacher or a prefix" in cuts[-1].segment.error
+
+
 def test_without_a_note_the_prompt_is_that_of_before():
     assert with_note([{"role": "user", "content": "Q"}], "") == [{"role": "user", "content": "Q"}]
     system = {"role": "system", "content": "S"}

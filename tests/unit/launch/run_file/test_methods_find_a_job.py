@@ -31,6 +31,7 @@ OVERRIDES = {
         "learner.family.reward=answer",
         "learner.reward.wrong.reward=answer",
     ),
+    "a2fm": ("learner.batch_trajectories=36", "env.params.modes=true", "env.params.answer_needs_steps=false"),
     "aepo-entropy": ("learner.sampling.temperature=1.0",),
     "riskpo": ("learner.algorithm.advantage.bundle=2",),
     **dict.fromkeys(("ghpo", "scaf-grpo"), ("env.params.hints=true",)),
@@ -39,7 +40,7 @@ OVERRIDES = {
 """Overrides of methods that need hints or room, or whose parts act in later steps or larger batches."""
 ON_CALCULATOR = {
     "aepo-agentic", "agent-r", "arpo-branch", "dapo-direct", "dyna-mind", "fapo", "fapo-judge", "fapo-rule",
-    "gigpo", "grpo-tcr", "hgpo", "otc", "prs", "r3l", "rapo", "spear", "subpo",
+    "a2fm", "gigpo", "grpo-tcr", "hgpo", "otc", "prs", "r3l", "rapo", "spear", "subpo",
 }  # fmt: skip
 """Methods that need several turns, marks, or rewards of certain names, which SmolLM2's job does not give."""
 SHORT = (

@@ -30,7 +30,7 @@ def path(request):
 def test_all_methods_are_there():
     expected = "grpo ppo rloo cispo gspo decoupled-ppo minirl hispo bapo hapo tppo remix r2vpo gbpo lag-clip"
     new = "uncorrected m2po dppo drpo sat vespo trm flash-reinforce sao vcpo gac tba replay-fifo"
-    credit = "gdpo dvao g2rpo dgpo loop grpo-tcr flow-grpo eapo epo gigpo hgpo otc prs spo-winrate"
+    credit = "a2fm gdpo dvao g2rpo dgpo loop grpo-tcr flow-grpo eapo epo gigpo hgpo otc prs spo-winrate"
     more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule fapo-judge riskpo dapo-direct rapo spear distillation"
     known = "ampo srpo aepo-entropy dapo dr-grpo reinforce-plus-plus"
     chosen = "dots vspo deeptravel xrpo inspo"
@@ -165,7 +165,7 @@ def test_what_methods_need_is_listed():
     assert needs["distillation"] == ["teacher"]
     assert needs["ampo"] == ["groups", "teacher"]
     assert needs["srpo"] == ["groups", "average policy"]
-    assert needs["gigpo"] == needs["otc"] == needs["subpo"] == ["groups", "marks"]
+    assert needs["gigpo"] == needs["otc"] == needs["a2fm"] == needs["subpo"] == ["groups", "marks"]
     assert needs["arpo-gui"] == ["groups", "tasks again", "replay"]
     assert needs["dots"] == ["groups", "tasks again", "replay"]
     assert needs["xrpo"] == ["groups", "families", "tasks again"]
