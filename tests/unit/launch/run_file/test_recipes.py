@@ -241,7 +241,8 @@ def test_an_unknown_recipe_and_an_empty_folder_are_said_with_the_cure(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'remix'"):
         find("remixx")
     with pytest.raises(
-        ConfigError, match="there are: aepo-agentic, aepo-entropy, agent-r, ampo, arpo-branch, arpo-gui, bapo"
+        ConfigError,
+        match="there are: a2fm, aepo-agentic, aepo-entropy, agent-r, ampo, arpo-branch, arpo-gui, bapo",
     ):
         find("zzz")
     with pytest.raises(ConfigError, match="no run files there"):
