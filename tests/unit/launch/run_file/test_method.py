@@ -49,7 +49,7 @@ def settings(config):
     return config.model_dump(mode="json")
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in (JUDGED, TAUGHT)])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (JUDGED, TAUGHT, "a2fm")])
 def test_a_run_file_of_two_sections_and_a_method_passes_the_check(job, name, capsys):
     path = job(f'method = "{name}"\n{JOB}')
     assert cli.main(["check", str(path)]) == 0
@@ -155,6 +155,7 @@ def test_what_methods_set_beside_the_algorithm():
             ("bapo", "gbpo", "grpo", "hispo", "r2vpo", "remix", "replay-fifo", "uncorrected"), lag
         ),
         **dict.fromkeys((path.stem for path in METHODS_FOLDER.glob("*/*.toml")), lag),
+        "a2fm": {"group_size": 12} | lag,
         "ampo": {"taught": {"members": 2, "value": 1.0}} | lag,
         "icpo": {"max_policy_lag": 3},
         "fapo": {"max_policy_lag": 3},
@@ -222,7 +223,7 @@ def test_a_method_file_is_a_run_file_with_the_settings_of_its_demo(job):
     ("line", "words"),
     [
         ('method = "bappo"', ["'bappo' is unknown", "did you mean 'bapo'?"]),
-        ('method = "zzz"', ["'zzz' is unknown", "there are: aepo-agentic, aepo-entropy, agent-r"]),
+        ('method = "zzz"', ["'zzz' is unknown", "there are: a2fm, aepo-agentic, aepo-entropy, agent-r"]),
         ('method = "calculator"', ["it is a job", 'extends = "calculator"']),
         ("method = 3", ["method is 3", "as a string"]),
         ('method = "whole.toml"', ["sets model, env, learner.steps", "belongs to a job", 'extends = "whole"']),
