@@ -100,7 +100,7 @@ def test_a_method_with_hints_needs_an_environment_that_gives_them(job, capsys):
     assert cli.main(["check", str(job(f'method = "igrpo"\n{JOB}'))]) == 0
 
 
-@pytest.mark.parametrize("name", [*NAMES, *FAMILIES])
+@pytest.mark.parametrize("name", [name for name in (*NAMES, *FAMILIES) if name != "a2fm"])
 def test_a_method_brings_its_algorithm_and_leaves_the_job_as_it_is(job, name):
     found = settings(load(job(f'method = "{name}"\n{JOB}')))
     plain, recipe = settings(load(job(JOB))), settings(load(Path(name)))
