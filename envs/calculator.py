@@ -150,6 +150,17 @@ class CalculatorSuite:
         await self.scorer.close()
 
 
+def mode_of(action: str) -> tuple[str, str]:
+    """Return the mode that the letter in front of a first answer names, and the answer behind it.
+
+    Example:
+        >>> mode_of("i=7"), mode_of("=7")
+        (('instant', '=7'), ('none', '=7'))
+    """
+    mode = MODES.get(action[:1], "none")
+    return mode, action[1:] if mode != "none" else action
+
+
 def _working(steps: list[tuple[str, int]]) -> str:
     """Return partial sums in one line.
 
@@ -228,8 +239,7 @@ class Game:
             'agentic'
         """
         if self._rules.modes and not self._turns:
-            self._mode = MODES.get(action[:1], "none")
-            action = action[1:] if self._mode != "none" else action
+            self._mode, action = mode_of(action)
             if self._mode != "agentic" or _ANSWER.fullmatch(action):
                 return self._in_one_answer(action)
         anchor, called = f"{self._done} {self._seen}", calculate(action)

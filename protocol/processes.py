@@ -40,7 +40,7 @@ def die_with_parent(parent: int = 0) -> None:
 
 
 class EarlySigterm:
-    """What SIGTERM does before an event loop has a handler of its own: it ends the process at once, until `hold`.
+    """Handles SIGTERM before an event loop has a handler of its own: the process ends at once, until `hold`.
 
     Example:
         >>> before = signal.getsignal(signal.SIGTERM)

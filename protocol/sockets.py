@@ -393,8 +393,8 @@ class AsyncLink:
             LinkDown: no Welcome came in time, or the link has ended; the text names the endpoint or the
                 error.
         """
-        events = (self._joined, unless or self._joined)
-        waits = [asyncio.create_task(event.wait()) for event in events]
+        events = (self._joined, unless)
+        waits = [asyncio.create_task(event.wait()) for event in events if event is not None]
         try:
             done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -72,12 +72,10 @@ class PointSession(CountingSession):
 
     def collect(self, *, step: int, version: int) -> list[Unit]:
         units = super().collect(step=step, version=version)
-        before, modes = (
-            self.points[-1] if self.points else Point(0, 0.0, 0.0),
-            self.curriculum.config.reward.group,
-        )
-        self.points.append(next_point(before, units, modes))
-        self.rewards = mean_rewards([t for unit in units for t in members_of(unit) if is_plain(t, modes)])
+        group = self.curriculum.config.reward.group
+        before = self.points[-1] if self.points else Point(0, 0.0, 0.0)
+        self.points.append(next_point(before, units, group))
+        self.rewards = mean_rewards([t for unit in units for t in members_of(unit) if is_plain(t, group)])
         return units
 
     @cached_property

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from envs.base import ChatMessage, Env, Split, StepResult, SuiteFacts
+from envs.calculator import MODES, mode_of
 from envs.errors import EnvError
 from envs.reasoning_gym_suite import task_of
 from envs.scoring.questions import Family
@@ -29,7 +30,6 @@ NOISE_LETTERS = 3
 LABELS = 10
 """Labels of nodes, one digit each."""
 _EDGES = re.compile(r"Solve the following task:\n\|(?P<edges>[\d |]+)/")
-MODES = {"i": "instant", "r": "reasoning", "a": "agentic"}
 _CALL, _ANSWER = re.compile(r"g(\d)"), re.compile(r"=(\d)")
 
 
@@ -187,19 +187,15 @@ class HopsEpisode:
         assert task is not None, "step before reset"
         self._turns += 1
         if self._suite.modes and self._turns == 1:
-            self._mode = MODES.get(action[:1], "none")
-            action = action[1:] if self._mode != "none" else action
+            self._mode, action = mode_of(action)
         if self._mode == "reasoning":
             action = action.removeprefix(self._seen)
         called, answered = _CALL.fullmatch(action), _ANSWER.fullmatch(action)
         if self._mode:
             # A mode without calls that calls, one with calls that begins with an answer, and no mode are not paid.
+            answering = ("agentic",) if self._turns > 1 else ("instant", "reasoning")
             called = called if self._mode == "agentic" else None
-            answered = (
-                answered
-                if self._mode in (("agentic",) if self._turns > 1 else ("instant", "reasoning"))
-                else None
-            )
+            answered = answered if self._mode in answering else None
         marks: dict[str, str | float] = {"anchor": self._seen, "calls": float(called is not None)}
         if self._mode:
             marks["mode"] = self._mode

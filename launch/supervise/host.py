@@ -179,7 +179,7 @@ PAUSE_S = 3600.0
 
 
 class HeadSearch:
-    """How long the starts of a host have found no head, and when they stop looking for it. The record outlives them.
+    """Remembers how long the starts of a host have found no head, and ends the search. The record outlives them.
 
     A host that was away when its run ended hears of no end, and an engine would start it again for ever.
 
