@@ -171,6 +171,7 @@ class RemoteSuite:
         self._client = f"{socket.gethostname()[:32]}-{os.getpid()}-{secrets.token_hex(4)}"
         self._suite: object = None
         """Fingerprint of the suite that the servers have; None: no episode has begun."""
+        self._ending = asyncio.Event()
         self._present: dict[EnvironmentClient, asyncio.Task[None]] = {}
         """Tasks that tell servers that this client is there."""
         self._orphans = list[tuple[EnvironmentClient, str, bool]]()
@@ -209,8 +210,14 @@ class RemoteSuite:
         return {"servers_lost_total": float(self._lost)}
 
     async def close(self) -> None:
-        for task in self._present.values():
-            task.cancel()
+        self._ending.set()
+        if presence := list(self._present.values()):
+            # A request that is cut off leaves an encrypted connection that waits for its server's goodbye, and the
+            # session does not know it any more. So a request under way may end.
+            await asyncio.wait(presence, timeout=CLOSE_S)
+            for task in presence:
+                task.cancel()
+            await asyncio.gather(*presence, return_exceptions=True)
         for server in self._servers:
             await server.close()
 
@@ -283,7 +290,7 @@ class RemoteSuite:
     async def _stay_present(self, server: EnvironmentClient) -> None:
         """Tell a server that this client is still there, and which episodes nobody plays."""
         lease_s = FIRST_LEASE_S
-        while True:
+        while not self._ending.is_set():
             # A server that does not answer is found by the next step.
             with contextlib.suppress(EnvError):
                 if server.episodes:
@@ -293,7 +300,8 @@ class RemoteSuite:
             for orphan in [orphan for orphan in self._orphans if orphan[0] is server]:
                 self._orphans.remove(orphan)
                 await _end(*orphan)
-            await asyncio.sleep(lease_s / 6)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), lease_s / 6)
 
     def _ask_now(self, method: str, path: str, content: Mapping[str, Any] | None) -> dict[str, Any]:
         """Ask the first server from plain code, in a thread that has an event loop of its own."""

@@ -1,6 +1,7 @@
 """Episodes are played by real server processes, which are killed, come back, and outlive their clients."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -354,5 +355,30 @@ async def test_other_hosts_need_the_token_and_are_encrypted(folder):
         async with Played(make_suite("remote", {"url": server.url, "keys": str(strangers)})) as played:
             with pytest.raises(ServiceFailed, match="is it the token"):
                 await begun(played)
+    finally:
+        server.kill()
+
+
+def test_a_suite_that_ends_leaves_no_connection_open(folder):
+    """It may end in the middle of the handshake by which it would tell the server that it is there.
+
+    A connection that is left warns when it is collected, and a warning is an error.
+    """
+    keys, strangers = folder / "keys", folder / "strangers"
+    for made in (keys, strangers):
+        key_files.make(made, ())
+    (strangers / "http.crt").write_bytes((keys / "http.crt").read_bytes())
+    server = Server(folder, "--keys", keys)
+
+    async def begin_and_end():
+        async with Played(make_suite("remote", {"url": server.url, "keys": str(strangers)})) as played:
+            with pytest.raises(ServiceFailed, match="is it the token"):
+                await begun(played)
+
+    try:
+        # One end in fifteen left a connection.
+        for _ in range(80):
+            asyncio.run(begin_and_end())
+            gc.collect()
     finally:
         server.kill()
