@@ -37,18 +37,20 @@ check: setup            ## format, lint, types, layering
 report: setup           ## name long files and long functions; fails on nothing
 	@$(BIN)/python -m tests.size_report
 
-trackers: build/trackers/.installed ## each tracker's own package, offline: what it stored is read back; gets the packages
-	OFFBEAT_TRACKERS=$(CURDIR)/build/trackers $(BIN)/python -m pytest -q -rs tests/integration/learner/trackers
+trackers: build/trackers/.installed ## each tracker's own package, offline, and pandas: what was stored is read back; gets the packages
+	OFFBEAT_TRACKERS=$(CURDIR)/build/trackers $(BIN)/python -m pytest -q -rs tests/integration/learner/trackers \
+		tests/unit/launch/test_tokens_command.py
 
 build/trackers/.installed: constraints/trackers.txt | setup
 	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-conflicts --upgrade \
-		-c constraints/trackers.txt --target build/trackers wandb mlflow-skinny sqlalchemy alembic swanlab trackio
+		-c constraints/trackers.txt --target build/trackers wandb mlflow-skinny sqlalchemy alembic swanlab trackio \
+		pyarrow pandas
 	@touch $@
 
 constraints: setup      ## write constraints/: cpu.txt from what is installed, the others from what pip would install
 	$(BIN)/python -m tests.constraints constraints/cpu.txt cpu dev
 	$(BIN)/python -m tests.constraints constraints/gpu.txt gpu dev --resolve
-	$(BIN)/python -m tests.constraints constraints/trackers.txt wandb mlflow swanlab trackio --resolve
+	$(BIN)/python -m tests.constraints constraints/trackers.txt wandb mlflow swanlab trackio parquet --resolve
 
 canary:                 ## the newest vLLM and transformers in an environment of their own; says what broke
 	sh launch/scripts/canary.sh build/canary

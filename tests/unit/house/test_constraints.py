@@ -9,7 +9,7 @@ from tests.constraints import closure, direct, normal, of_report, read, written
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "constraints"
-TRACKERS = ["wandb", "mlflow", "swanlab", "trackio"]
+TRACKERS = ["wandb", "mlflow", "swanlab", "trackio", "parquet"]
 EXTRAS = {"cpu.txt": ["cpu", "dev"], "gpu.txt": ["gpu", "dev"], "trackers.txt": TRACKERS}
 WITHOUT_VERSION = {"torchvision", "torchaudio", "torchcodec"}
 """Packages that install.sh takes out of an installation without a GPU."""
