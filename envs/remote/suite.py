@@ -214,10 +214,11 @@ class RemoteSuite:
         if presence := list(self._present.values()):
             # A request that is cut off leaves an encrypted connection that waits for its server's goodbye, and the
             # session does not know it any more. So a request under way may end.
-            await asyncio.wait(presence, timeout=CLOSE_S)
-            for task in presence:
+            _, late = await asyncio.wait(presence, timeout=CLOSE_S)
+            for task in late:
                 task.cancel()
-            await asyncio.gather(*presence, return_exceptions=True)
+            if late:
+                await asyncio.wait(late, timeout=CLOSE_S)
         for server in self._servers:
             await server.close()
 

@@ -79,10 +79,6 @@ ALLOWED = {
         "actors/environments.py",
         "inbox.get()",
     ): "an idle daemon thread waits for work; nobody waits for it",
-    (
-        "envs/remote/suite.py",
-        "asyncio.gather(*presence, return_exceptions=True)",
-    ): "they have been cancelled",
     ("launch/in_process.py", "task.result()"): "it is done",
     ("launch/in_process.py", "asyncio.gather(*left, return_exceptions=True)"): "they have been cancelled",
     (
