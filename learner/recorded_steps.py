@@ -23,8 +23,8 @@ class RecordedStep:
     version: int
     """Policy version that the step updated."""
     units: Sequence[RecordedUnit]
-    """Units in the order of delivery. Dropped windows and first groups of families are among them: later windows need
-    their context, and later groups are compared with the first."""
+    """Units in the order of delivery. Dropped windows and dropped groups of families are among them: later windows need
+    their context, later groups are compared with the first, and judgements value answers."""
     trained: Sequence[str]
     """Ids of the batch's units, in the order of the batch."""
     forks: Sequence[tuple[int, int]] = ()

@@ -72,13 +72,15 @@ class RecordedBatches:
             )
         batch = [ready.pop(unit_id) for unit_id in self._batch]
         others = list(ready.values())
-        self.intake.drop_units(others, "not_trained")
-        for unit in batch:
-            self.intake.ready.remove(unit)
         family = self.intake.curriculum.config.family
-        if family is None:
-            return batch
-        return joined(family, batch, others=others, tasks=self._tasks, decode=self._decode)
+        units = batch
+        if family is not None:
+            units = joined(family, batch, others=others, tasks=self._tasks, decode=self._decode)
+        # Judgements are committed with their family.
+        held = {part.unit_id for unit in units for part in unit.parts}
+        self.intake.drop_units([unit for unit in others if unit.unit_id not in held], "not_trained")
+        self.intake.ready.clear()
+        return units
 
     def commit(
         self, trained: Sequence[Unit], *, step: int, version: int = -1, replayed_tokens: int = 0

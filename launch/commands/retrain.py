@@ -39,6 +39,8 @@ class RecordedBatch:
     """Policy version that the step updated."""
     trained: dict[str, None] = field(default_factory=dict)
     dropped: dict[str, None] = field(default_factory=dict)
+    beside: dict[str, None] = field(default_factory=dict)
+    """Those of ``dropped`` whose family was trained by the same commit: first groups, and judgements of others."""
 
 
 @dataclass
@@ -119,6 +121,8 @@ class Recording:
         batch.version = max(batch.version, event.version)
         batch.trained |= dict.fromkeys(event.trained)
         batch.dropped |= dict.fromkeys(event.dropped)
+        families = set(map(names.family_of, event.trained))
+        batch.beside |= dict.fromkeys(unit for unit in event.dropped if names.family_of(unit) in families)
 
     @property
     def last(self) -> int:
@@ -144,9 +148,9 @@ class Recording:
             # Windows that were dropped are the context of later windows, which were trained.
             if self.unit == "segment":
                 units += [unit for unit in batch.dropped if unit not in batch.trained and self._pieces(unit)]
-            # The first group of a family was perhaps dropped, and later groups are compared with it.
-            first = {names.family_of(unit) for unit in batch.trained} - set(units)
-            units += [unit for unit in batch.dropped if unit in first and self._pieces(unit)]
+            # Groups of a family that were not trained: later groups are compared with the first, and judgements
+            # value the answers.
+            units += [unit for unit in batch.beside if unit not in units and self._pieces(unit)]
             keys = {unit: self._pieces(unit) for unit in units}
             if missing := [unit for unit in units if not keys[unit]]:
                 raise RecordingError(f"unit {missing[0]} of step {step} is not in the journal {self.folder}")

@@ -30,7 +30,7 @@ from learner.families.notes import (
     settle_refined,
 )
 from learner.families.teaching import next_steered, next_taught, settle_steered, settle_taught
-from learner.families.verdicts import READ, REJECTED, judged, next_verdicts, settle_verdicts, verdict_acts
+from learner.families.verdicts import READ, REJECTED, next_verdicts, settle_verdicts, verdict_acts
 from learner.settings.families import (
     BranchFamily,
     DraftFamily,
@@ -223,18 +223,23 @@ def joined(
     Args:
         config: settings of the recorded run.
         groups: units of a batch, in the order of the batch.
-        others: units that were not trained, among them first groups of these families.
+        others: units that were not trained, among them first groups and judgements of these families.
         tasks: tasks of the groups that have a note or a prefix.
         decode: turns the tokens of an answer into text, see `settle`.
 
     Raises:
-        CannotRetrain: answers were valued by judgements that were not trained, so the recording lacks them.
+        CannotRetrain: a family would train nothing, so it was trained with other settings.
     """
     children = {task.task_id: ChildTask(task.note, task.start, policy=task.policy) for task in tasks}
     first = {unit.group_id: FamilyStage(unit.group_id, "", unit.trajectories) for unit in (*others, *groups)}
     families: dict[str, list[Unit]] = {}
     for group in groups:
         families.setdefault(names.family_of(group.group_id), []).append(group)
+    if isinstance(config, JudgeFamily | VerdictFamily):
+        # Judgements value the answers, trained or not.
+        for group in others:
+            if names.stage_of(group.group_id) and (parts := families.get(names.family_of(group.group_id))):
+                parts.append(group)
     units = []
     for family_id, parts in families.items():
         family = TaskFamily(family_id)
@@ -243,12 +248,11 @@ def joined(
             if names.stage_of(group.group_id) and family_id in first:
                 stage = stage.checked(first[family_id], _asked(group, children))
             family.add_stage(stage)
-        unread = isinstance(config, VerdictFamily) and bool(judged(config, family))
         settled = settle(config, family, decode)
-        if unread or not settled.trained:
+        if not settled.trained:
             raise CannotRetrain(
-                f"family {family_id}: its answers were valued by judgements that were not trained, and a recording has "
-                "only what was trained"
+                f"family {family_id} was trained, and nothing of it would be now; its judgements are not in the "
+                "recording, or the run had other settings of [learner.family]"
             )
         units.append(settled.unit(family))
     return units

@@ -147,13 +147,18 @@ class UnitCommits:
             version: policy version that the step updated.
         """
         parts = [part for unit in trained for part in unit.parts]
+        families = {names.family_of(part.unit_id) for part in parts}
+        # A group that came too late for its family waits for the next commit: beside its family it would look like one
+        # that the family was trained with, to `offbeat retrain`.
+        late = [unit for unit in self._dropped if names.stage_of(unit) and names.family_of(unit) in families]
+        self._dropped = [unit for unit in self._dropped if unit not in late]
         for part in parts:
             self.held_units.remove(part.unit_id)
             if part.trained:
                 self.committed.add(part.unit_id, step=step, trained=True, version=version)
             else:
                 self._dropped.append(part.unit_id)
-        dropped, self._dropped = self._dropped, []
+        dropped, self._dropped = self._dropped, late
         for unit_id in dropped:
             self.committed.add(unit_id, step=step, trained=False)
         if not trained and not dropped:

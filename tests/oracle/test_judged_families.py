@@ -217,9 +217,11 @@ def test_a_recorded_family_is_valued_as_it_was_and_one_without_its_judgements_is
     assert [t.trajectory_id for t in again.trajectories] == [t.trajectory_id for t in was.trained]
     assert [t.return_ for t in again.trajectories] == [t.return_ for t in was.trained]
     opened = family_of([{"asked": 0.0}] * 4, [(9, 1, 2, 8)])
-    answered = Unit("0g3", "0g3", list(opened.stages[0].members))
-    with pytest.raises(CannotRetrain, match="judgements that were not trained"):
-        joined(CONFIG, [answered], decode=letters)
+    answers, judgements = (Unit(s.unit_id, s.unit_id, list(s.members)) for s in opened.stages)
+    (again,) = joined(CONFIG, [answers], others=[judgements], decode=letters)
+    assert [t.return_ for t in again.trajectories] == [0.9, 0.1, 0.2, 0.8]
+    with pytest.raises(CannotRetrain, match="its judgements are not in the recording"):
+        joined(CONFIG, [answers], decode=letters)
 
 
 def slope(members):

@@ -14,6 +14,7 @@ from learner.families.reactions import Surroundings, acts_of, joined, react, set
 from learner.families.verdicts import named_step
 from learner.rewards import FLAWED, composed, total_of
 from learner.settings.families import VerdictFamily
+from learner.trajectory import Unit
 from protocol import names
 from protocol.messages.episodes import Reward
 from tests.trajectories import make_trajectory
@@ -127,12 +128,16 @@ def test_a_judgement_that_did_not_come_blames_nobody():
     assert [total_of(t, FLAWED) for t in settle(CONFIG, family, letters).trained] == [-1.0, 0.0]
 
 
-def test_a_recording_lacks_the_judgements():
-    units = [settle(CONFIG, family_of([(1, 1), (0, 0)]), letters).unit(family_of([(1, 1), (0, 0)]))]
-    with pytest.raises(CannotRetrain, match="judgements that were not trained"):
-        joined(CONFIG, units, decode=letters)
-    wrong = family_of([(0, 1), (0, 0)])
-    assert len(joined(CONFIG, [settle(CONFIG, wrong, letters).unit(wrong)], decode=letters)) == 1
+def test_a_recorded_family_is_valued_as_it_was():
+    """Its judgements are among the units that were not trained. Lost ones blame nobody."""
+    family = family_of([(1, 1), (0, 0), (1, 0)], ["0", "1"])
+    first, judgements = (Unit(s.unit_id, s.unit_id, list(s.members)) for s in family.stages)
+    for others, lost in (([judgements], [0.0, 0.0, -1.0]), ([], [0.0, 0.0, 0.0])):
+        (again,) = joined(CONFIG, [first], others=others, decode=letters)
+        assert [total_of(t, FLAWED) for t in again.trajectories] == lost
+        assert [part.unit_id for part in again.parts] == ["0g3", "0g3r1"][: 1 + len(others)]
+    with pytest.raises(CannotRetrain, match="nothing of it would be now"):
+        joined(CONFIG, [Unit("0g3", "0g3", [])], decode=letters)
 
 
 def test_numbers_that_could_mean_something_else_are_none():

@@ -45,7 +45,7 @@ class FamilyWorld(World):
     """A run with families, which remembers every task that was ever put, and the families that were trained."""
 
     def __init__(self, folder, seed, lag, family):
-        self.tasks, self.families = {}, {}
+        self.tasks, self.families, self.beside = {}, {}, {}
         # Two answers are judged by two judgements, and two episodes are refined.
         size = 4 if family["kind"] in ("judge", "refine") else 2
         self.observed = family["kind"] == "refine"
@@ -56,7 +56,10 @@ class FamilyWorld(World):
             minor=7 if self.config.family.kind == "taught" else 3, policy_version=0, joined=True
         )
         kept = self.saved and set(range(self.saved["step"] + 1))
-        self.families = {step: ids for step, ids in self.families.items() if kept and step in kept}
+        self.families, self.beside = (
+            {step: ids for step, ids in found.items() if kept and step in kept}
+            for found in (self.families, self.beside)
+        )
         super().live()
 
     def send(self, message, join=None):
@@ -85,6 +88,8 @@ class FamilyWorld(World):
         def collected(**at):
             units = collect(**at)
             self.families[self.step + 1] = [unit.unit_id for unit in units]
+            parts = [part for unit in units for part in unit.parts]
+            self.beside[self.step + 1] = {part.unit_id for part in parts if not part.trained}
             for unit in units:
                 held = [part.unit_id for part in unit.parts]
                 assert {names.family_of(each) for each in held} == {unit.unit_id}
@@ -121,6 +126,8 @@ def test_each_family_is_trained_once_in_the_line_that_survives(kind, actions, se
         recorded = retrain.read_recording(folder)
         told = {step: sorted(batch.trained) for step, batch in recorded.batches.items() if batch.trained}
         assert told == {step: sorted(units) for step, units in world.trained.items()}
+        beside = {step: set(batch.beside) for step, batch in recorded.batches.items() if batch.trained}
+        assert beside == world.beside, "a recording has all that the families were trained with"
         world.driver.journal.close()
     finally:
         shutil.rmtree(folder)

@@ -52,7 +52,7 @@ class FaultyWorld(FamilyWorld):
     decode = staticmethod(words)
 
     def __init__(self, folder, seed, family, lag):
-        self.tasks, self.families = {}, {}
+        self.tasks, self.families, self.beside = {}, {}, {}
         self.happened: Counter[str] = Counter()
         self.ends: dict[str, tuple[int, int]] = {}
         """Tokens and turns of the segments that were sent, by trajectory."""

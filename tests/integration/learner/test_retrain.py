@@ -7,6 +7,7 @@ import queue
 import numpy as np
 import pytest
 
+import learner.retrain
 from broker.config import JournalConfig
 from broker.core.records import Committed, LearnerJoined, Published, TasksPut, encode_event
 from broker.journal.journal import Journal
@@ -59,6 +60,15 @@ METHODS = {
     },
     "lane": {"lane": {"members": 2, "target_entropy": 3.0}, "algorithm": {"surrogate": {"kind": "clip"}}},
     "hints": {"family": {"kind": "hint", "shares": [0.5, 1.0]}, "max_policy_lag": 4},
+    "verdicts": {
+        "family": {"kind": "verdict", "reward": "score", "readers": 2, "from_version": 1},
+        "max_policy_lag": 4,
+    },
+    "judgements": {
+        "family": {"kind": "judge", "answers": 2, "reference": "absent", "highest": 1.0},
+        "group_size": 4,
+        "max_policy_lag": 4,
+    },
     "own_formulas": {
         "algorithm": {key: METHODS_OF_ENGINE["own"][key] for key in ("surrogate", "corrections", "advantage")},
         "reward": {"own": {"kind": f"{OWN}:as_given"}},
@@ -81,6 +91,15 @@ METHODS = {
         },
     },
 }  # fmt: skip
+
+
+JUDGED = {"verdicts": "family/flawed_share", "judgements": "family/judged"}
+"""Methods whose judgements are not trained, with a metric of what they say."""
+
+
+def read(token_ids):
+    """Return the text of an answer, in which every fourth token is a number, 0 or 1."""
+    return " ".join("word" if token % 4 else str(token % 8 // 4) for token in token_ids)
 
 
 class System:
@@ -272,7 +291,7 @@ def learn(system, folder, config, model, *, resume=False, kill_at=None):
     )
     it = TrainingRun(trainer, session)
     if config.family is not None:
-        session.intake.families = WaitingFamilies(config.family, curriculum, str, SEED)
+        session.intake.families = WaitingFamilies(config.family, curriculum, read, SEED)
     if kill_at:
         commit = session.commit
 
@@ -296,8 +315,10 @@ def learn(system, folder, config, model, *, resume=False, kill_at=None):
 
 
 @pytest.fixture(params=sorted(METHODS))
-def run(request, tmp_path, model):
+def run(request, tmp_path, model, monkeypatch):
     """Return a function that plays a run of one or two learner processes; it returns folder and settings."""
+    # The model has no tokenizer.
+    monkeypatch.setattr(learner.retrain, "decoder_of_judgements", lambda config, model: read)
 
     def play(*, kill_at=None):
         config = LearnerConfig.model_validate(COMMON | METHODS[request.param])
@@ -314,6 +335,10 @@ def run(request, tmp_path, model):
         assert config.replay is None or it.trainer.totals.replayed_tokens
         annotated = [step.step for step, _ in read_index(folder)]
         assert annotated == list(range(1, config.steps + 1)), "each step once, also those done again"
+        steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        if metric := JUDGED.get(request.param):
+            assert counts.total("judgement")
+            assert sum(step.get(metric, 0.0) > 0 for step in steps) > 2
         assert request.param != "hints" or (counts.total("unhinted") and counts.total("without_note"))
         return folder, config
 
