@@ -12,11 +12,12 @@ OWN_GPU_SHARE = 0.9
 
 
 class Teacher(Section):
-    """A model that writes answers to tasks in place of the policy, for a family of kind "taught": an OpenAI-compatible
-    server, or the run's own model of `[judge]`. It needs no tokenizer of ours, because its words become our tokens."""
+    """A model that writes in place of the policy: answers to tasks, for a family of kind "taught", or judgements, for
+    one of kind "verdict". It is an OpenAI-compatible server, or the run's own model of `[judge]`. It needs no tokenizer
+    of ours, because its words become our tokens."""
 
     name: str = Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")
-    """Name in `learner.family.teachers`, in logs and in counts of failures."""
+    """Name in `learner.family.teachers` or `learner.family.judge`, in logs and in counts of failures."""
     url: str = Field(pattern=r"^(https?://[^@?#\s]+|own)$")
     """Base URL, up to and with `/v1`, without a key in it; or "own", the model of `[judge]` in the run file."""
     model: str = ""
@@ -65,7 +66,7 @@ class ActorConfig(Section):
     drain_timeout_s: float = Field(10.0, gt=0)
     """Longest time that running episodes may take to end after SIGTERM. Then the actor gives them up."""
     teachers: tuple[Teacher, ...] = Field((), strict=False)
-    """Models that write answers in place of the policy, for `learner.family.teachers`. Absent: none."""
+    """Models that write in place of the policy, for `learner.family.teachers` or `.judge`. Absent: none."""
 
     def contradictions(self, field: str) -> Iterator[str]:
         names = [teacher.name for teacher in self.teachers]

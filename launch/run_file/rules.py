@@ -11,7 +11,7 @@ from envs.rows.judge import OWN, asks_own_judge
 from launch.run_file.sections import RunConfig
 from learner.settings import rules
 from learner.settings.advantages import GaeAdvantage
-from learner.settings.families import TaughtFamily
+from learner.settings.families import TaughtFamily, VerdictFamily
 from protocol.errors import AddressRefused
 from protocol.security.addresses import split_address, why_not_bound
 
@@ -121,15 +121,17 @@ def _judge(config: RunConfig) -> Iterator[str]:
 
 def _teachers(config: RunConfig) -> Iterator[str]:
     """Yield the teachers that a family asks and no actor has, and those that nobody asks."""
-    family = config.learner.family
-    asked = family.teachers if isinstance(family, TaughtFamily) else ()
+    family, field = config.learner.family, "teachers"
+    asked: tuple[str, ...] = family.teachers if isinstance(family, TaughtFamily) else ()
+    if isinstance(family, VerdictFamily) and family.judge:
+        field, asked = "judge", (family.judge,)
     known = [teacher.name for teacher in config.actor.teachers]
     for name in dict.fromkeys(name for name in asked if name not in known):
-        yield f"learner.family.teachers has {name!r}, but [[actor.teachers]] has {known or 'no tables'}; add it there"
+        yield f"learner.family.{field} has {name!r}, but [[actor.teachers]] has {known or 'no tables'}; add it there"
     for name in (name for name in known if name not in asked):
         yield (
             f"actor.teachers has {name!r}, which nobody asks; name it in learner.family.teachers of a family of kind "
-            '"taught", or take it out'
+            '"taught", or in learner.family.judge of kind "verdict", or take it out'
         )
 
 

@@ -1,4 +1,4 @@
-"""Right answers whose first mistake the policy names before the group is trained (FAPO, arXiv:2510.22543). Pure."""
+"""Right answers whose first mistake a judge names before the group is trained (FAPO, arXiv:2510.22543). Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ def next_verdicts(config: VerdictFamily, family: TaskFamily, decode: AnswerText)
     if len(family.stages) > 1:
         return []
     notes = [filled(config.note, {ATTEMPT: transcript(t, decode)}) for t in judged(config, family)]
-    return [ChildTask(note) for note in notes for _ in range(config.readers)]
+    return [ChildTask(note, policy=config.judge) for note in notes for _ in range(config.readers)]
 
 
 def steps_named(config: VerdictFamily, family: TaskFamily, decode: AnswerText) -> dict[str, list[int | None]]:

@@ -79,7 +79,10 @@ def refuse_older_broker(tasks: Sequence[Task], minor: int, broker: str) -> None:
         return
     lost, setting = {
         MINOR_OF_OPENINGS: ("cannot begin answers", '[learner.reward.group] of kind "modes"'),
-        MINOR_OF_TEACHERS: ("cannot hand tasks to teachers", '[learner.family] of kind "taught"'),
+        MINOR_OF_TEACHERS: (
+            "cannot hand tasks to teachers",
+            "learner.family.teachers and learner.family.judge",
+        ),
         MINOR_OF_ROUTES: ("cannot ask for experts", 'learner.algorithm.routes = "behaviour"'),
         MINOR_OF_TASK_PARTS: (
             "has no notes and prefixes of tasks and no bound of branches",

@@ -95,10 +95,10 @@ class JudgeFamily(Family):
 
 
 class VerdictFamily(SolvedFamily):
-    """A group is sampled; then the policy reads each right answer and names its first mistake (the judge of FAPO,
-    arXiv:2510.22543). An answer is flawed if most of its judgements that can be read name one, and then has the reward
-    `flawed` of -`penalty` beside its own. Judgements are not trained here; the tasks of the suite `planted_mistakes`,
-    which know the truth, train them. It is for tasks whose answers can be quoted."""
+    """A group is sampled; then the policy, or a pinned model, reads each right answer and names its first mistake (the
+    judge of FAPO, arXiv:2510.22543). An answer is flawed if most of its judgements that can be read name one, and then
+    has the reward `flawed` of -`penalty` beside its own. Judgements are not trained here; the tasks of the suite
+    `planted_mistakes`, which know the truth, train them. It is for tasks whose answers can be quoted."""
 
     kind: Literal["verdict"] = "verdict"
     reward: str = Field(min_length=1)
@@ -110,6 +110,9 @@ class VerdictFamily(SolvedFamily):
     """Amount that a flawed answer loses, after gates and weights. At least 0."""
     from_version: int = Field(0, ge=0)
     """Policy version before which nobody judges, so that tasks with a known truth train the judge first. At least 0."""
+    judge: str = Field("", max_length=64)
+    """Name in `[[actor.teachers]]` of the model that judges, whose weights never change. Empty: the policy, at the
+    version that it has then."""
     truth: str = ""
     """Reward of an answer that is above 0 if its way is right, where the environment knows it. Judgements are compared
     with it, for the metric `family/verdict_right_share` alone. Empty: it is not known."""

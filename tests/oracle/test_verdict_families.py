@@ -16,7 +16,7 @@ from learner.rewards import FLAWED, composed, total_of
 from learner.settings.families import VerdictFamily
 from learner.trajectory import Unit
 from protocol import names
-from protocol.messages.episodes import Reward
+from protocol.messages.episodes import Reward, Task
 from tests.trajectories import make_trajectory
 
 CONFIG = VerdictFamily(reward="right", truth="working")
@@ -138,6 +138,36 @@ def test_a_recorded_family_is_valued_as_it_was():
         assert [part.unit_id for part in again.parts] == ["0g3", "0g3r1"][: 1 + len(others)]
     with pytest.raises(CannotRetrain, match="nothing of it would be now"):
         joined(CONFIG, [Unit("0g3", "0g3", [])], decode=letters)
+
+
+def test_a_pinned_judge_is_asked_and_what_the_policy_wrote_in_its_place_is_left_out():
+    pinned = CONFIG.model_copy(update={"judge": "frozen"})
+    family = family_of([(1, 1), (1, 0)])
+    children = react(pinned, family, Surroundings(2, letters))
+    assert [child.policy for child in children] == ["frozen"] * 2
+    group = names.stage_id("0g3", 1)
+    own = [said(group, member, "1", {"right": 0.0}) for member in range(2)]
+    noted = [replace(t, token_ids=np.concatenate([[9], t.token_ids[1:]])) for t in own]
+    by_judge = [replace(t, origin="taught") for t in noted]
+    tasks = [
+        Task(
+            task_id=names.task_id(group, n),
+            env="e",
+            group_id=group,
+            group_size=2,
+            note=child.note,
+            policy=child.policy,
+        )
+        for n, child in enumerate(children)
+    ]
+    first = Unit("0g3", "0g3", list(family.stages[0].members))
+    for members, lost in (
+        (by_judge, [-1.0, -1.0]),
+        ([by_judge[0], noted[1]], [-1.0, 0.0]),
+        (noted, [0.0, 0.0]),
+    ):
+        (again,) = joined(pinned, [first], others=[Unit(group, group, members)], tasks=tasks, decode=letters)
+        assert [total_of(t, FLAWED) for t in again.trajectories] == lost
 
 
 def test_numbers_that_could_mean_something_else_are_none():

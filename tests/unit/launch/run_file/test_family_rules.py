@@ -270,3 +270,15 @@ def test_a_run_with_teachers_has_them_asks_them_and_has_a_loss_for_them(teachers
     assert check({**content, "actor": {"teachers": [BIG]}, "learner": learner}, "run.toml").actor.teachers
     own = {**content, "actor": {"teachers": [{"name": "big", "url": "own"}]}, "judge": {}, "learner": learner}
     assert check(own, "run.toml").judge is not None
+
+
+def test_a_judge_of_verdicts_is_a_teacher_of_the_actors():
+    family = {"kind": "verdict", "reward": "right", "judge": "big"}
+    content = {"model": {"path": "m"}, "env": {"name": "calculator"}, "learner": {"family": family}}
+    with pytest.raises(ConfigError, match=r"learner.family.judge has 'big', but .* has no tables; add it"):
+        check(content, "run.toml")
+    teachers = {"actor": {"teachers": [BIG]}}
+    assert check({**content, **teachers}, "run.toml").learner.family.judge == "big"
+    without = {**content, **teachers, "learner": {"family": {**family, "judge": ""}}}
+    with pytest.raises(ConfigError, match=r"which nobody asks; name it .* learner.family.judge"):
+        check(without, "run.toml")
