@@ -91,6 +91,10 @@ class AnnotatedTrajectory(Struct, frozen=True, array_like=True):
     """True if it came from the replay table."""
     origin: str = "own"
     """How it came into the batch, see `learner.trajectory.Origin`; "own" in files of an earlier version, too."""
+    group: str = ""
+    """Group that it is a member of, if it was read from a file, so that the journal lacks it."""
+    token_ids: list[int] = []
+    """Its tokens, then; all that are not in `spans` are of the prompt or observations."""
 
     @property
     def places(self) -> NDArray[np.int64]:

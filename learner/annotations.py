@@ -63,8 +63,7 @@ def rows_of(
     )
     shown = np.concatenate([t.action_mask for t in trajectories])
     for t, start in zip(trajectories, starts.tolist(), strict=False):
-        # What was given in a file has no place in the journal; what a live teacher wrote has one.
-        if hidden := len(t) if t.env == GIVEN else t.window_start:
+        if hidden := len(t) if t.origin == "given" else t.window_start:
             shown[start : start + hidden] = False
     place = np.flatnonzero(shown)
     first = np.searchsorted(place, starts)
@@ -161,7 +160,13 @@ def _places(
     at, rows = spans_of.tolist(), np.diff(first).tolist()
     return [
         AnnotatedTrajectory(
-            t.trajectory_id, rows[i], t.window_start, each[at[i] : at[i + 1]], t.replayed, t.origin
+            t.trajectory_id,
+            rows[i],
+            t.window_start,
+            each[at[i] : at[i + 1]],
+            t.replayed,
+            t.origin,
+            *((t.group_id, t.token_ids.tolist()) if t.env == GIVEN and rows[i] else ()),
         )
         for i, t in enumerate(trajectories)
     ]

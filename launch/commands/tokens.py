@@ -25,6 +25,7 @@ from launch.commands.journal import PlacedSegment, arrays_of, trajectories
 from launch.errors import LaunchError
 from launch.view.inspector import Words, open_words
 from learner.annotation_files import MASKED, Bit, Record, read_index, read_rows, records
+from learner.given import GIVEN
 from protocol import names
 from protocol.files import whole_file
 
@@ -280,6 +281,10 @@ def export_trained(run: Path, out: Path, only: Sequence[str] | None = None) -> s
         for held in trajectories(folder, only).values():
             if held[0].segment.purpose == "train":
                 counts.update(_write_trajectory(writer, folder, held, kept, outcomes, words))
+        of_files = (r for found in kept.values() for r in found if r.trajectory.token_ids)
+        for record in of_files:
+            if only is None or record.trajectory.trajectory_id in only:
+                counts.update(_write_record_of_file(writer, record, words))
     parts = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
     return f"{out}: {writer.rows} tokens of {counts.total()} trajectories ({parts})"
 
@@ -311,15 +316,34 @@ def _write_trajectory(
             continue
         columns = sampled_columns(facts, position[here], joined, words, first=first)
         count = int(here.sum())
-        of_record = {"step": record.of.step, "outcome": TRAINED, "origin": record.trajectory.origin}
-        table = columns | learned(rows[here]) | {name: [fact] * count for name, fact in of_record.items()}
-        writer.add(table, count)
+        writer.add(columns | learned(rows[here]) | _of_record(record, count), count)
         rest, trained = np.setdiff1d(rest, position), True
     outcome = TRAINED if trained else outcomes.of(segment.trajectory_id)
     if len(rest):
         columns = sampled_columns(facts, rest, joined, words, first=first)
         writer.add(columns | {"outcome": [outcome] * len(rest)}, len(rest))
     return [outcome]
+
+
+def _write_record_of_file(writer: TokenWriter, record: Record, words: Words) -> list[str]:
+    """Write the tokens of an answer that was read from a file in one step. The journal has none of it."""
+    t, rows = record.trajectory, read_rows(record)
+    if rows is None:
+        return []
+    tokens = len(t.token_ids)
+    arrays = {
+        "token_ids": np.array(t.token_ids, np.int32),
+        "logp_behaviour": np.zeros(tokens, np.float32),
+        "policy_version": np.full(tokens, -1, np.int32),
+    }
+    columns = sampled_columns((t.trajectory_id, t.group, GIVEN), t.places, arrays, words)
+    writer.add(columns | learned(rows) | _of_record(record, t.rows), t.rows)
+    return [TRAINED]
+
+
+def _of_record(record: Record, count: int) -> dict[str, list[Any]]:
+    facts = {"step": record.of.step, "outcome": TRAINED, "origin": record.trajectory.origin}
+    return {name: [fact] * count for name, fact in facts.items()}
 
 
 def sampled_columns(

@@ -83,6 +83,8 @@ class AnnotationReader:
         self._records: dict[str, list[Record]] = {}
         self.reasons: dict[str, str] = {}
         """Why the learner did not train a trajectory, by its name."""
+        self._of_files: dict[str, list[Record]] = {}
+        """Records of answers that were read from a file, by group."""
         self.changes = 0
 
     def refresh(self) -> None:
@@ -100,12 +102,31 @@ class AnnotationReader:
             seen[key] = known if known is not None else _Seen(step, path, lag_sums(step, path))
         self._stamp, self._seen = stamp, seen
         self.changes += 1
-        self._records, self.reasons = {}, {}
+        self._records, self.reasons, self._of_files = {}, {}, {}
         for step, path, _ in seen.values():
             for record in records_of(step, path):
                 self._records.setdefault(record.trajectory.trajectory_id, []).append(record)
+                if record.trajectory.token_ids:
+                    self._of_files.setdefault(record.trajectory.group, []).append(record)
             for outcome, names in step.untrained.items():
                 self.reasons.update(dict.fromkeys(names, outcome))
+
+    def origin(self, trajectory: str) -> str | None:
+        """Return how a trajectory came into the newest batch that had it; None if nothing is kept."""
+        self.refresh()
+        found = self._records.get(trajectory)
+        return found[-1].trajectory.origin if found else None
+
+    def of_file(self, trajectory: str) -> Record | None:
+        """Return the record of an answer that was read from a file; None if there is no such answer."""
+        self.refresh()
+        found = self._records.get(trajectory)
+        return found[-1] if found and found[-1].trajectory.token_ids else None
+
+    def of_files(self, group: str) -> list[Record]:
+        """Return the records of the answers to a group's task that were read from a file."""
+        self.refresh()
+        return self._of_files.get(group, [])
 
     @property
     def sums(self) -> LagSums | None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from launch.errors import ConfigError, NotKept
-from launch.view.inspector import inspector_page, read_pieces
+from launch.view.inspector import inspector_page, read_pieces, row_of_file
 from launch.view.questions import MAX_NAMES, Questions, RunView, docs_page
 from launch.view.server import ASSETS
 from launch.view.table import choices, row_of, selected, table_page
@@ -119,15 +119,17 @@ def _write_trajectories(run: RunView, put: Callable[[str, Any], None]) -> None:
     put("table", {**page, "rows": [row_of(row, index, files.config) for row in rows]})
     words, names = run.words(files), dict[str, int]()
     parts: dict[int, dict[str, Any]] = {}
-    for row in rows[:TRAJECTORIES]:
+    newest = rows[:TRAJECTORIES]
+    groups = dict.fromkeys(row.group for row in newest)
+    newest += [row_of_file(record) for group in groups for record in run.annotations.of_files(group)]
+    for row in newest:
         try:
             pieces = read_pieces(index.folder, row)
         except NotKept:
             continue
         place = names[row.trajectory] = len(names)
-        kept = run.annotations.of(row.trajectory, row.tokens + pieces.first_token)
         parts.setdefault(place // IN_FILE, {})[row.trajectory] = inspector_page(
-            index, row, pieces, words, files.config, files.samples, kept
+            index, row, pieces, words, files.config, files.samples, run.annotations
         )
     put("trajectories", names)
     for number, pages in parts.items():

@@ -6,6 +6,7 @@ Token ids are decoded one by one, as they were recorded. No chat template is ren
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +17,16 @@ from tokenizers import Tokenizer
 
 from broker.errors import JournalError
 from broker.journal.files import read_place
-from broker.journal.writer import unpack_segment
+from broker.journal.writer import Place, unpack_segment
 from launch.errors import NotKept
 from launch.run_file.sections import RunConfig
+from launch.view.annotations import AnnotationReader
 from launch.view.columns import evaluation_of, held_out_task, known_step, reward_of
-from launch.view.journal_index import JournalIndex, Row
+from launch.view.journal_index import JournalIndex, Piece, Row
 from launch.view.table import finite, row_of
+from learner.annotation_files import Record
 from learner.errors import BrokenTrajectory
+from learner.given import GIVEN, Conversation, as_trajectory
 from learner.samples import Sample
 from learner.trajectory import branches_of
 from protocol.codec import decode_segment, unpack_arrays
@@ -132,12 +136,65 @@ def known_text(samples: Sequence[Sample], index: JournalIndex) -> tuple[list[int
     return None
 
 
+@dataclass(slots=True, kw_only=True)
+class RowOfFile(Row):
+    """An answer that the learner read from a file. The journal has none of it; its annotations have its tokens."""
+
+    content: Pieces
+
+
+def row_of_file(record: Record) -> RowOfFile:
+    """Return an answer that was read from a file as a trajectory."""
+    own = record.trajectory
+    learnt = np.zeros(len(own.token_ids), np.bool_)
+    learnt[own.places] = True
+    t = as_trajectory(Conversation("", np.array(own.token_ids, np.int32), learnt), own.trajectory_id)
+    segment = Segment(
+        trajectory_id=own.trajectory_id,
+        task_id=own.trajectory_id,
+        group_id=own.group,
+        group_size=1,
+        index=0,
+        offset=0,
+        tokens=len(learnt),
+        action_tokens=own.rows,
+        status="finished",
+        turns=list(t.turns),
+    )
+    piece = Piece(
+        0,
+        Place(0, 0, 0),
+        segment.tokens,
+        own.rows,
+        (),
+        record.of.time,
+        outcome="trained",
+        step=record.of.step,
+    )
+    return RowOfFile(
+        own.trajectory_id,
+        "",
+        own.group,
+        1,
+        GIVEN,
+        "train",
+        "",
+        math.nan,
+        status="finished",
+        turns=len(t.turns),
+        pieces=[piece],
+        content=Pieces([segment], {name: getattr(t, name) for name in TOKEN_ARRAYS}, 0),
+    )
+
+
 def read_pieces(folder: Path, row: Row) -> Pieces:
-    """Read the segments of a trajectory from the journal.
+    """Return the segments of a trajectory, from the journal or, of an answer that was read from a file, as they are.
 
     Raises:
         NotKept: they are deleted, or cannot be read.
     """
+    if isinstance(row, RowOfFile):
+        return row.content
     segments, parts = list[Segment](), list[Mapping[str, NDArray[Any]]]()
     first = 0
     for piece in row.pieces:
@@ -177,14 +234,15 @@ def inspector_page(
     words: Words,
     config: RunConfig | None,
     samples: Sequence[Sample],
-    annotations: Annotations | None = None,
+    kept: AnnotationReader,
 ) -> dict[str, Any]:
     """Return a trajectory with all its tokens.
 
     Args:
         samples: those of the run; this trajectory's have the return, the advantage and the answer.
-        annotations: what the learner made of each token; None: it kept nothing.
+        kept: what the learner made of each token, where it kept it.
     """
+    annotations = kept.of(row.trajectory, row.tokens + pieces.first_token)
     first, last = pieces.segments[0], pieces.segments[-1]
     ids = pieces.arrays["token_ids"][:MAX_TOKENS]
     turns = join_turns(pieces.segments)
@@ -193,7 +251,8 @@ def inspector_page(
     return {
         **row_of(row, index, config, bool(own)),
         "attempt": row.trajectory.rpartition(".")[2],
-        "temperature": row.temperature,
+        "temperature": finite(row.temperature),
+        "origin": kept.origin(row.trajectory),
         "generators": list(dict.fromkeys(segment.generator for segment in pieces.segments)),
         "failure": row.failure or last.error,
         "first_token": pieces.first_token,
@@ -223,7 +282,7 @@ def inspector_page(
         # The environment's own words, which every trajectory has; samples are a few of a step.
         "answer": _text_of(last, "answer"),
         "target": _text_of(last, "target"),
-        "siblings": siblings(index, row, config, words),
+        "siblings": siblings(index, row, config, words, kept),
     }
 
 
@@ -350,14 +409,18 @@ def _sample(sample: Sample) -> dict[str, Any]:
     }
 
 
-def siblings(index: JournalIndex, row: Row, config: RunConfig | None, words: Words) -> list[dict[str, Any]]:
+def siblings(
+    index: JournalIndex, row: Row, config: RunConfig | None, words: Words, kept: AnnotationReader
+) -> list[dict[str, Any]]:
     """Return the members of the trajectory's group, and for a held-out task its answers in all evaluations.
+
+    Answers that were read from a file come first, because they are few.
 
     The first `WITH_TEXT` have what they wrote.
     """
     found = held_out_task(row)
     if found is None:
-        members = index.groups.get(row.group, [])
+        members = [*map(row_of_file, kept.of_files(row.group)), *index.groups.get(row.group, [])]
     else:
         members = [other for other in index.rows if held_out_task(other) == found]
     return [

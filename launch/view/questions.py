@@ -22,6 +22,7 @@ from launch.view.inspector import (
     known_text,
     open_words,
     read_pieces,
+    row_of_file,
     turn_times,
 )
 from launch.view.journal_index import JournalIndex, Row
@@ -154,11 +155,13 @@ class RunView:
         """Return a trajectory.
 
         Raises:
-            NotKept: the journal does not have it.
+            NotKept: the journal does not have it, and neither have the annotations.
         """
         row = self.index.by_id.get(trajectory)
         if row is not None:
             return row
+        if (record := self.annotations.of_file(trajectory)) is not None:
+            return row_of_file(record)
         progress = self.index.progress
         if not progress.whole:
             raise NotKept(f"trajectory {trajectory[:80]!r} is not read yet; the journal is still being read")
@@ -474,8 +477,8 @@ def answer_trajectory(run: RunView, given: Question) -> dict[str, Any]:
     with run.index.lock:
         row = run.row(given.get("id", ""))
         pieces = read_pieces(run.index.folder, row)
-        kept = run.annotations.of(row.trajectory, row.tokens + pieces.first_token)
-        return inspector_page(run.index, row, pieces, run.words(files), files.config, files.samples, kept)
+        words = run.words(files)
+        return inspector_page(run.index, row, pieces, words, files.config, files.samples, run.annotations)
 
 
 ANSWERS: dict[str, Callable[[RunView, Question], dict[str, Any]]] = {

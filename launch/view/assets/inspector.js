@@ -55,7 +55,7 @@ function facts(page) {
   const fact = (name, value) => h("span", {}, h("b", {}, `${name} `), value);
   return h("div", { class: "facts card", id: "facts" },
     fact("trajectory", page.trajectory), fact("environment", page.env || "—"), fact("set", page.evaluation || page.purpose), fact("group", `${page.group}${page.uniform ? " (equal returns: it teaches nothing)" : ""}`),
-    fact("step", num(page.step)), fact("outcome", became(page)), fact("status", page.status), fact("end", page.failure || page.reason || "—"),
+    fact("origin", page.origin || "—"), fact("step", num(page.step)), fact("outcome", became(page)), fact("status", page.status), fact("end", page.failure || page.reason || "—"),
     fact("sampled tokens", num(page.length)), fact("tokens", num(page.tokens.id.length)), fact("turns", num(page.turns.length)),
     fact("versions", page.versions ? [...new Set(page.versions)].join("–") : "—"), fact("largest lag", `${num(page.lag)} (bound ${num(page.bound)})`),
     fact("generators", page.generators.join(", ") || "—"), fact("temperature", num(page.temperature)));

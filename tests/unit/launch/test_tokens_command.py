@@ -49,12 +49,14 @@ def run(tmp_path):
     rows["bits"] = [Bit.TRAINED, Bit.TRAINED | Bit.CLIPPED, Bit.STALE]
     rows["lag"], rows["ratio"], rows["advantage"] = [0, 1, 5], [1.1, 0.1, np.nan], [0.1, 0.1, np.nan]
     place = AnnotatedTrajectory("1g1.0.0", 3, 0, [(1, 3), (4, 5)])
+    of_file = AnnotatedTrajectory("taught-1g2.0", 2, 0, [(1, 3)], False, "taught", "1g2", [7, 8, 9])
     for step, untrained in ((1, {"uniform": ["1g2.0.0"]}), (2, {})):
+        also = [] if step == 1 else [of_file]
         line = AnnotatedStep(
             step=step, version=step - 1, time=0.0, applied=True, floats="float32", offset=0,
-            trajectories=[place], untrained=untrained,
+            trajectories=[place, *also], untrained=untrained,
         )  # fmt: skip
-        files.add(line, rows.tobytes())
+        files.add(line, rows.tobytes() + (rows[:2].tobytes() if also else b""))
     files.close()
     return folder
 
@@ -79,12 +81,25 @@ def test_each_sampled_token_has_a_row_for_each_step_that_took_it(run, tmp_path, 
     assert [row["token"] for row in first[:3]] == [1, 2, 4]
     assert np.float32(first[2]["logp_behaviour"]) == np.float32(-4 / 3)
     assert {row["trajectory"]: row["outcome"] for row in rows} == {
-        "1g1.0.0": "trained", "1g2.0.0": "uniform", "1g3.0.0": "stale", "1g4.0.0": "waiting"
+        "1g1.0.0": "trained", "1g2.0.0": "uniform", "1g3.0.0": "stale", "1g4.0.0": "waiting",
+        "taught-1g2.0": "trained",
     }  # fmt: skip
-    assert "tokens of 4 trajectories (1 trained, 1 uniform, 1 stale, 1 waiting)" in capsys.readouterr().out
+    assert "tokens of 5 trajectories (2 trained, 1 uniform, 1 stale, 1 waiting)" in capsys.readouterr().out
     assert {r["trajectory"] for r in exported(run, tmp_path / "t.jsonl", "--trajectory", "1g3.0.0")} == {
         "1g3.0.0"
     }
+
+
+def test_an_answer_of_a_file_is_there_although_the_journal_lacks_it(run, tmp_path):
+    rows = exported(run, tmp_path / "t.jsonl", "--trajectory", "taught-1g2.0")
+    assert [(row["step"], row["position"], row["token"], row["origin"]) for row in rows] == [
+        (2, 1, 8, "taught"),
+        (2, 2, 9, "taught"),
+    ]
+    assert {(row["group"], row["version"], row["logp_behaviour"], row["outcome"]) for row in rows} == {
+        ("1g2", None, None, "trained")
+    }
+    assert [row["clipped"] for row in rows] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import resource
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +24,7 @@ from learner.annotation_files import (
 )
 from learner.annotations import AnnotationLog, rows_of
 from learner.families.branching import behind_prompt
-from learner.given import GIVEN
+from learner.given import GIVEN, Conversation, as_trajectory
 from learner.trajectory import Counts
 from learner.update.report import ROWS
 from learner.update.token_numbers import TokenNumbers
@@ -84,13 +85,17 @@ def test_each_token_says_whether_and_why_it_was_masked():
 
 
 def test_tokens_stand_where_the_journal_has_them_whoever_wrote_them():
-    """A guided answer was sampled behind a longer prompt, a teacher's has no version, a file's is in no journal."""
+    """A guided answer was sampled behind a longer prompt, a teacher's has no version. What a file has is in no journal:
+    its answers to a group bring their tokens along, and given conversations are left out."""
     noted = make_trajectory("noted", prompt=6, actions=3, version=2)
     guided = behind_prompt(noted, np.array([7, 8], np.int32))
     taught = make_trajectory("taught", prompt=2, actions=2, origin="taught", version=-1)
     given = make_trajectory("given-0.0", prompt=2, actions=4, origin="given", env=GIVEN)
     own = make_trajectory("own", prompt=2, actions=1, version=3)
-    trajectories = [guided, taught, given, own]
+    ids = [5, 6, 7]
+    talk = Conversation("answers.jsonl:1", np.array(ids, np.int32), np.array([False, True, True]))
+    shown = replace(as_trajectory(talk, "taught-1g2.0"), origin="taught", group_id="1g2", advantage=1.0)
+    trajectories = [guided, taught, given, own, shown]
     batch = batch_of(trajectories, current_version=3, max_policy_lag=9)
     rows, places = rows_of(trajectories, [numbers_of(batch)], "float32")
     assert places == [
@@ -98,10 +103,12 @@ def test_tokens_stand_where_the_journal_has_them_whoever_wrote_them():
         AnnotatedTrajectory("taught", 2, 0, [(2, 4)], origin="taught"),
         AnnotatedTrajectory("given-0.0", 0, 0, [], origin="given"),
         AnnotatedTrajectory("own", 1, 0, [(2, 3)]),
+        AnnotatedTrajectory("taught-1g2.0", 2, 0, [(1, 3)], origin="taught", group="1g2", token_ids=ids),
     ]
     np.testing.assert_array_equal(noted.token_ids[places[0].places], guided.token_ids[guided.action_mask])
-    assert rows["lag"].tolist() == [1, 1, 1, 0, 0, 0]
-    assert np.isnan(rows["ratio"]).tolist() == [False] * 3 + [True] * 2 + [False], "a teacher's ratio is none"
+    assert rows["lag"].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+    unknown = [False] * 3 + [True] * 2 + [False] + [True] * 2
+    assert np.isnan(rows["ratio"]).tolist() == unknown, "a teacher's ratio is none"
     assert (rows["bits"] & Bit.TRAINED).all()
 
 

@@ -76,6 +76,26 @@ def test_each_token_has_its_own_numbers_and_observations_have_none(tmp_path):
     assert "ratio" not in questions.ask("trajectory", {"id": "1g2.0.0"})["tokens"]
 
 
+def test_an_answer_of_a_file_stands_in_its_group_with_its_tokens_and_its_origin(tmp_path):
+    folder = annotated(small_run(tmp_path / "run"))
+    step = AnnotatedStep(
+        step=5, version=4, time=2.0, applied=True, floats="float16", offset=0,
+        trajectories=[AnnotatedTrajectory("taught-1g5.0", 2, 0, [(1, 3)], False, "taught", "1g5", [7, 8, 9])],
+    )  # fmt: skip
+    with closing(AnnotationFiles(folder / FOLDER, 1 << 20)) as files:
+        files.add(step, rows([CARRIED, CARRIED], [0, 0], advantage=[1.5, 1.5]).tobytes())
+    questions = asked(folder)
+    member = questions.ask("trajectory", {"id": "1g5.0.0"})
+    assert member["origin"] == "own"
+    assert member["siblings"][0]["trajectory"] == "taught-1g5.0"
+    page = questions.ask("trajectory", {"id": "taught-1g5.0"})
+    assert (page["origin"], page["step"], page["group"], page["outcome"]) == ("taught", 5, "1g5", "trained")
+    assert (page["tokens"]["id"], page["tokens"]["action"]) == ([7, 8, 9], [False, True, True])
+    assert page["tokens"]["advantage"] == [None, 1.5, 1.5]
+    assert page["tokens"]["version"] == page["tokens"]["logp"] == page["tokens"]["lag"] == [None] * 3
+    assert questions.ask("trajectory", {"id": "1g2.0.0"})["origin"] is None
+
+
 def test_tokens_beyond_the_bound_that_carried_gradient_are_counted(tmp_path):
     page = asked(annotated(small_run(tmp_path / "sound"))).ask("staleness", {})
     assert (page["carried_beyond"], page["annotated"]) == (0.0, 10.0)
