@@ -312,6 +312,11 @@ def add_with_run_file(commands: Commands, name: str, text: str) -> None:
         )
     if name == "train":
         command.add_argument(
+            "--again",
+            action="store_true",
+            help="for scripts: resume in DIR/NAME, or start there, but in no other folder; wait while it is in use",
+        )
+        command.add_argument(
             "--changed",
             action="store_true",
             help="with --resume: accept another seed, environment, model, reward or family",

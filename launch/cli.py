@@ -57,7 +57,10 @@ def parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     takes_overrides = args.command not in NO_RUN_FILE or args.command in LATE_OVERRIDES
     if unknown := [w for w in rest if not takes_overrides or w.startswith("-") or "=" not in w]:
         parser().error(f"unrecognized arguments: {' '.join(unknown)}")
-    if getattr(args, "from_step", None) is not None and not args.resume:
+    again = getattr(args, "again", False)
+    if again and (args.resume or args.in_process):
+        parser().error("--again finds out by itself whether to resume, and is for scripts of heads alone")
+    if getattr(args, "from_step", None) is not None and not (args.resume or again):
         parser().error("--from STEP is for --resume")
     if getattr(args, "journal", "disk") == "memory" and not args.in_process:
         parser().error("--journal memory is for --in-process: other runs recover from the disk")
@@ -238,6 +241,7 @@ def train_here(args: argparse.Namespace, config: RunConfig) -> int:
             resume=args.resume,
             from_step=args.from_step,
             changed=args.changed,
+            again=args.again,
             panel=panel,
             asked=config,
         )

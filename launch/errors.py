@@ -3,7 +3,8 @@
 LaunchError
 ├── ConfigError      the run file, or a combination in it, is wrong; nothing was started (final)
 ├── NotThereYet      the first host of a learner has not made the run folder
-├── HostTaken        a host of this name is still at work here
+├── FolderInUse      another process holds the folder of a run or of a host (come back)
+│   └── HostTaken    a host of this name is still at work here
 ├── RoleFailed       a process that the run needs has ended
 ├── RecordingError   a journal does not hold what was trained
 ├── NothingTrained   the run ended before its first step
@@ -16,7 +17,8 @@ LaunchError
 
 Stuck                a fault of the simulation behind `offbeat plan`
 
-``final`` says that a new start of the process would only repeat the error, see `exit_code`.
+``final`` says that a new start of the process would only repeat the error, ``again`` that an engine has to start it
+again, see `exit_code`.
 """
 
 import contextlib
@@ -41,7 +43,13 @@ class NotThereYet(LaunchError):
     """The first host of a learner has not made the run folder; a later start may find it."""
 
 
-class HostTaken(LaunchError):
+class FolderInUse(LaunchError):
+    """Another process holds the folder of a run or of a host; a later start may find that it has ended."""
+
+    again: ClassVar[bool] = True
+
+
+class HostTaken(FolderInUse):
     """A host of this name is still at work on this machine; a later start may find that it has ended."""
 
 

@@ -1,5 +1,6 @@
 """The run folder: its configuration, logs, metrics, checkpoints, summary and keys, and how a run goes on from one."""
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -7,12 +8,14 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from launch.errors import ConfigError, NotThereYet
+from launch.errors import ConfigError, FolderInUse, NotThereYet
 from launch.processes import free_ports
 from launch.run_file.sections import RunConfig
 from learner.checkpoint_files import find, standing
@@ -23,6 +26,7 @@ from protocol.files import write_whole
 from protocol.section import OWN, form_of
 from protocol.security import key_files
 from protocol.security.addresses import is_loopback, split_endpoint
+from protocol.weights.format import host_id
 
 log = logging.getLogger(__name__)
 
@@ -267,6 +271,8 @@ __all__ = [
     "check_step",
     "claim",
     "create",
+    "holder",
+    "in_place",
     "join",
     "load_config",
     "of_first_host",
@@ -284,7 +290,15 @@ STAYS = (LOCK, KEYS, "hosts")
 """What a failed start hands on to the next one: tickets name these keys, and hosts may be at work in their folders."""
 
 
-def create(config: RunConfig, *, resume: bool | Path, note: Callable[[str], None] = log.info) -> Path:
+def in_place(config: RunConfig) -> Path | None:
+    """Return the folder ``dir/name`` if a learner has begun in it, so that a scripted start resumes there."""
+    base = config.run.dir / config.run.name
+    return base if (base / "epoch").exists() else None
+
+
+def create(
+    config: RunConfig, *, resume: bool | Path, only: bool = False, note: Callable[[str], None] = log.info
+) -> Path:
     """Make and return a fresh folder ``dir/name`` (or ``name-2``, ...).
 
     A folder whose start has failed before its learner began is taken instead, because scripts and tickets of that
@@ -292,10 +306,12 @@ def create(config: RunConfig, *, resume: bool | Path, note: Callable[[str], None
     With ``resume``, return instead the newest folder of this run in which a learner has begun, or the named one.
 
     Args:
+        only: no ``name-2`` may be made, because scripts and tickets name ``dir/name``.
         note: shows a sentence to the user.
 
     Raises:
-        ConfigError: there is no folder to resume, or the folder cannot be made.
+        ConfigError: there is no folder to resume, the folder cannot be made, or with ``only`` it holds something else.
+        FolderInUse: with ``only``: another process holds the folder.
     """
     base = config.run.dir / config.run.name
     if isinstance(resume, Path):
@@ -304,18 +320,33 @@ def create(config: RunConfig, *, resume: bool | Path, note: Callable[[str], None
         return newest_begun(config)
     folder, n = base, 2
     while folder.exists():
-        if _taken_over(folder, config.run.name, note):
-            return folder
+        try:
+            if _taken_over(folder, config.run.name, note):
+                return folder
+        except FolderInUse:
+            if only:
+                raise
+        if only:
+            raise ConfigError(
+                f"{folder} holds something that no start of run {config.run.name!r} has left, and scripts and tickets "
+                "name this folder; move it away, or choose another run.name"
+            )
         folder, n = base.with_name(f"{base.name}-{n}"), n + 1
     try:
         folder.mkdir(parents=True)
+    except FileExistsError:
+        raise FolderInUse(f"{folder} was made by another start just now") from None
     except OSError as error:
         raise _unwritable(config, error) from None
     return folder
 
 
 def _taken_over(folder: Path, name: str, note: Callable[[str], None]) -> bool:
-    """Put the files of a failed start aside. Return False if the folder is of anything else, or in use."""
+    """Put the files of a failed start aside. Return False if the folder is of anything else.
+
+    Raises:
+        FolderInUse: another process holds it.
+    """
     try:
         if not _has_failed(folder, name):
             return False
@@ -332,7 +363,7 @@ def _taken_over(folder: Path, name: str, note: Callable[[str], None]) -> bool:
             # The settings go last: if this process ends before, what is still there is known as a failed start's.
             for path in sorted(left, key=lambda path: path.name == CONFIG):
                 path.rename(aside / path.name)
-    except (ConfigError, OSError):
+    except OSError:
         return False
     if left:
         note(
@@ -350,8 +381,8 @@ def _has_failed(folder: Path, name: str) -> bool:
         return False
     if (folder / CONFIG).exists():
         return run_name(folder) == name
-    # A start that was killed before it wrote its settings has left the lock.
-    return (folder / LOCK).exists() and not any(map(_is_left, folder.iterdir()))
+    # A start that was killed before it wrote its settings has left the lock, or not even that.
+    return not any(map(_is_left, folder.iterdir()))
 
 
 def _is_left(path: Path) -> bool:
@@ -488,13 +519,56 @@ def load_config(path: Path) -> RunConfig:
 def claim(folder: Path) -> IO[str]:
     """Lock the folder for this process. The lock ends when the returned file is closed or the process ends.
 
+    The file says who holds it, for `holder`. It proves nothing: a process that has said so may be alive on a machine
+    that does not answer. So a folder whose lock is held is never taken, whoever holds it.
+
     Raises:
-        ConfigError: another run is using the folder.
+        FolderInUse: another process holds the lock; the text says which, and what to do.
+        ConfigError: the file system has no locks.
     """
-    lock = open(folder / LOCK, "w")  # noqa: SIM115 (held until the process ends)
+    lock = open(folder / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 (held until the process ends)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
+        with lock:
+            raise FolderInUse(f"{folder} is in use by {_holder(lock)}") from None
+    except OSError as error:
         lock.close()
-        raise ConfigError(f"{folder} is in use by a run that has not ended") from None
+        raise ConfigError(
+            f"run.dir: {lock.name} cannot be locked ({error.strerror}); mount the file system with locks (Lustre: the "
+            "option flock), or choose another run.dir"
+        ) from None
+    # On a full disk the words are missing, and the lock is held all the same.
+    with contextlib.suppress(OSError):
+        os.ftruncate(lock.fileno(), 0)
+        os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n{host_id()}".encode())
+        # Other machines that share the folder read it while it is held.
+        os.fsync(lock.fileno())
     return lock
+
+
+def holder(folder: Path) -> str:
+    """Return who holds the lock of a folder, and what to do about it; "" if nobody does."""
+    if not (folder / LOCK).exists():
+        return ""
+    try:
+        claim(folder).close()
+    except FolderInUse as error:
+        return str(error)
+    except OSError:
+        return ""
+    return ""
+
+
+def _holder(lock: IO[str]) -> str:
+    lock.seek(0)
+    said, _, boot = lock.read(200).partition("\n")
+    since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(os.fstat(lock.fileno()).st_mtime))
+    who = f" ({said}, since {since})" if said else ""
+    # Not by the machine's name: pods of a StatefulSet have the same one on every node.
+    if not boot or boot == host_id():
+        return f"a run that has not ended{who}; it has to end first"
+    return (
+        f"a run that has not ended{who}. If that machine is dead, NFS 4 frees the lock after its lease (90 s unless "
+        f"set otherwise), NFS 3 when the machine is back; if it never comes back, remove {lock.name}"
+    )

@@ -24,6 +24,7 @@ from launch.errors import (
     DONE,
     FINAL,
     ConfigError,
+    FolderInUse,
     HeadGone,
     HostTaken,
     NoAnswer,
@@ -481,10 +482,8 @@ def run_host(
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(run_folder.claim(folder))
-        except ConfigError:
-            raise HostTaken(
-                f"host {name} of run {ticket.run} is still at work in {folder}; it has to end first"
-            ) from None
+        except FolderInUse as error:
+            raise HostTaken(f"host {name} of run {ticket.run}: {error}") from None
         for left in shared_memory.sweep():
             note(f"removed {left}, left by a run that was killed")
         try:

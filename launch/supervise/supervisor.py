@@ -11,7 +11,16 @@ from pathlib import Path
 from types import FrameType
 
 from launch import run_folder
-from launch.errors import COME_BACK, DONE, FINAL, NothingTrained, RoleFailed, leave_note, read_note
+from launch.errors import (
+    COME_BACK,
+    DONE,
+    FINAL,
+    FolderInUse,
+    NothingTrained,
+    RoleFailed,
+    leave_note,
+    read_note,
+)
 from launch.fleet.engines import launched_of
 from launch.fleet.ticket import digest_of_run
 from launch.fleet.wanted import Follower
@@ -215,6 +224,8 @@ log = logging.getLogger(__name__)
 POLL_S = 0.25
 SCALED_BY_CLIENT = ("kubernetes", "ray")
 """Engines that would start again what leaves, so that only their own client changes the numbers."""
+HELD_S = 120.0
+"""Longest wait of a scripted start for a run folder that another process holds: longer than the lease of NFS 4."""
 LOOK_S = 1.0
 """Time between two looks at how many generators and actors a user wants."""
 
@@ -226,6 +237,7 @@ def train(
     panel: Panel,
     from_step: int | None = None,
     changed: bool = False,
+    again: bool = False,
     asked: RunConfig | None = None,
 ) -> Summary:
     """Run the whole job. Return the summary, which is also written to the run folder.
@@ -235,9 +247,11 @@ def train(
         resume: go on with the newest folder of this run, or with the one that is named.
         from_step: with ``resume``, go back to the checkpoint of this learner step.
         changed: with ``resume``, accept a different seed, environment or model.
+        again: a script may start this run again and again: go on in the folder that it names, or start there.
 
     Raises:
         ConfigError: there is no run to resume, no such checkpoint, or a change that was not accepted.
+        FolderInUse: another process holds the run folder.
         RoleFailed: the model could not be made, a process ended with an error that another start would
             repeat, or a process ended too often in a row. All other processes are stopped first.
         NothingTrained: the run ended before its first step.
@@ -245,7 +259,10 @@ def train(
     """
     started = time.monotonic()
     interrupt = Interrupt()
-    folder = run_folder.create(config, resume=resume, note=panel.note)
+    if again:
+        await_folder(config.run.dir / config.run.name, panel.note, interrupt)
+        resume = run_folder.in_place(config) or False
+    folder = run_folder.create(config, resume=resume, only=again, note=panel.note)
     if from_step is not None:
         run_folder.check_step(folder, from_step)
     with held(folder, panel.note):
@@ -278,6 +295,28 @@ def train(
         summary = write_summary(config, folder, course, panel.note)
     panel.show(summary)
     return summary
+
+
+def await_folder(
+    folder: Path, note: Callable[[str], None], interrupt: Interrupt, patience_s: float = HELD_S
+) -> None:
+    """Wait until no process holds a run folder. The lock of a machine that has died is held for a while on NFS.
+
+    Raises:
+        FolderInUse: it is held all this time.
+        KeyboardInterrupt: the user interrupted.
+        NothingTrained: another signal than the user's came.
+    """
+    deadline, said = time.monotonic() + patience_s, False
+    while held_by := run_folder.holder(folder):
+        if interrupt.asked:
+            raise interrupt.early()
+        if time.monotonic() > deadline:
+            raise FolderInUse(held_by)
+        if not said:
+            note(f"waiting {patience_s:g} s at most: {held_by}")
+            said = True
+        time.sleep(LOOK_S)
 
 
 def about_run(config: RunConfig, post: Post) -> dict[str, str]:

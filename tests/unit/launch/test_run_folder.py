@@ -1,19 +1,26 @@
 """A run folder that cannot be made, or lies on a disk that is nearly full, is refused before anything starts."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
+import socket
+import subprocess
+import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from launch import run_folder
 from launch.cli import main
-from launch.errors import ConfigError
+from launch.errors import COME_BACK, ConfigError, FolderInUse, exit_code
 from launch.run_file.load import check
 from launch.run_folder import newest_begun, nothing_left, what_changed
+from launch.supervise.supervisor import await_folder
 from learner.run_files import BEGAN, next_epoch
 
 
@@ -176,13 +183,127 @@ def test_a_folder_of_anything_else_is_left_alone(tmp_path, kept):
     assert sorted(folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize("file", ["", "notes.md"])
-def test_a_folder_that_no_start_has_made_is_left_alone(tmp_path, file):
+def test_a_folder_that_no_start_has_made_is_left_alone(tmp_path):
     folder = tmp_path / "runs" / "exp"
     folder.mkdir(parents=True)
-    if file:
-        (folder / file).write_text("mine")
+    (folder / "notes.md").write_text("mine")
     assert run_folder.create(named(tmp_path, "exp"), resume=False) == folder.with_name("exp-2")
+    with pytest.raises(
+        ConfigError, match=r"no start of run 'exp' has left.*; move it away, or choose another"
+    ):
+        run_folder.create(named(tmp_path, "exp"), resume=False, only=True)
+    assert [path.name for path in folder.iterdir()] == ["notes.md"]
+
+
+@pytest.mark.parametrize("only", [False, True])
+def test_a_folder_with_nothing_of_a_run_is_taken(tmp_path, only):
+    """A start was killed before it took the lock, or hosts that share the disk were there before the head."""
+    folder, said = tmp_path / "runs" / "exp", []
+    for inside in ("", "hosts/g-0", "keys"):
+        (folder / inside).mkdir(parents=True, exist_ok=True)
+        made = run_folder.create(named(tmp_path, "exp"), resume=False, only=only, note=said.append)
+        assert (made, said) == (folder, [])
+
+
+HOLDER = """
+import socket, sys
+from pathlib import Path
+from launch import run_folder
+if sys.argv[2]:
+    socket.gethostname = lambda: sys.argv[2]
+    run_folder.host_id = lambda: sys.argv[2]
+lock = run_folder.claim(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def held_by():
+    """Let a real process hold a folder, on a machine of this name as far as it tells; "": on this one."""
+    holders = []
+
+    def hold(folder, host):
+        words = [sys.executable, "-c", HOLDER, str(folder), host]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        holder = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        holders.append(holder)
+        assert holder.stdout.readline() == b"held\n"
+        return holder
+
+    yield hold
+    for holder in holders:
+        holder.kill()
+        holder.communicate()
+
+
+def test_a_scripted_start_takes_no_folder_that_is_held_and_makes_no_other(tmp_path, held_by):
+    folder = failed(tmp_path)
+    holder = held_by(folder, "gone7")
+    before = sorted(path for path in folder.rglob("*"))
+    for _ in range(2):
+        with pytest.raises(FolderInUse) as caught:
+            run_folder.create(named(tmp_path, "exp"), resume=False, only=True)
+        assert exit_code(caught.value) == COME_BACK, "the script tries again"
+    said = str(caught.value)
+    assert f"(process {holder.pid} on gone7, since 2" in said
+    assert "NFS 4 frees the lock after its lease (90 s unless set otherwise), NFS 3 when the machine" in said
+    assert said.endswith(f"if it never comes back, remove {folder}/lock")
+    assert run_folder.holder(folder) == said
+    assert sorted(path for path in folder.rglob("*")) == before
+    assert [path.name for path in folder.parent.iterdir()] == ["exp"]
+    # A person's start next to it has a folder of its own, as ever.
+    assert run_folder.create(named(tmp_path, "exp"), resume=False) == folder.with_name("exp-2")
+
+    holder.kill()
+    holder.wait()
+    assert run_folder.holder(folder) == ""
+    assert run_folder.create(named(tmp_path, "exp"), resume=False, only=True) == folder
+
+
+def test_the_cure_that_the_message_names_frees_a_lock_that_nobody_gives_back(tmp_path, held_by):
+    folder = failed(tmp_path)
+    held_by(folder, "gone7")
+    (folder / "lock").unlink()
+    assert run_folder.create(named(tmp_path, "exp"), resume=False, only=True) == folder
+
+
+def test_a_process_of_this_machine_that_holds_a_folder_has_to_end_first(tmp_path, held_by):
+    folder = failed(tmp_path)
+    holder = held_by(folder, "")
+    said = run_folder.holder(folder)
+    assert f"(process {holder.pid} on {socket.gethostname()}, since 2" in said
+    assert said.endswith("; it has to end first")
+    assert "remove" not in said
+
+
+def test_a_scripted_start_waits_for_a_held_folder_for_a_bounded_time(tmp_path, held_by):
+    folder, said = failed(tmp_path), []
+    holder = held_by(folder, "gone7")
+    interrupt = SimpleNamespace(asked=False, early=lambda: KeyboardInterrupt())
+    with pytest.raises(FolderInUse, match="on gone7"):
+        await_folder(folder, said.append, interrupt, patience_s=0.0)
+
+    def free(words):
+        said.append(words)
+        holder.kill()
+        holder.wait()
+
+    await_folder(folder, free, interrupt, patience_s=600.0)
+    assert [words.partition(":")[0] for words in said] == ["waiting 600 s at most"]
+    held_by(folder, "gone7")
+    interrupt.asked = True
+    with pytest.raises(KeyboardInterrupt):
+        await_folder(folder, said.append, interrupt, patience_s=600.0)
+
+
+def test_a_file_system_without_locks_is_refused_with_its_cure(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with pytest.raises(ConfigError, match=r"lock cannot be locked \(No locks available\); mount the file"):
+        run_folder.claim(tmp_path)
 
 
 def test_resume_takes_the_folder_that_is_named(tmp_path):
