@@ -13,14 +13,15 @@ from launch.fleet.engines import EngineFailed, Launched, Say, client, record, wr
 from launch.fleet.job import Job, launch_folder
 from launch.fleet.kubernetes import (
     DATA_FOLDER,
+    HOME,
     LABELS,
-    OVER,
     RUN_FILE,
     VALUES,
     WORK_FOLDER,
     labels_of,
     name_of,
 )
+from launch.fleet.probe import OVER
 from launch.fleet.site import KubernetesSite
 from launch.fleet.ticket import name_of_host
 from launch.fleet.wanted import target
@@ -207,7 +208,7 @@ def release(launched: Launched, say: Say) -> None:
     pod = launched.jobs["head"].removeprefix("statefulset/") + "-0"
     while True:
         with contextlib.suppress(EngineFailed):
-            client([*_call(launched), "exec", pod, "--", "test", "-e", OVER], say, secret=True)
+            client([*_call(launched), "exec", pod, "--", "test", "-e", f"{HOME}/{OVER}"], say, secret=True)
             break
         time.sleep(LOOK_S)
     hosts = [launched.jobs[role] for role in LABELS]

@@ -2,8 +2,8 @@ r"""The objects of a run on Kubernetes: a StatefulSet for the head, a Deployment
 
 ``objects(job, site) -> {file: [object, ...]}``; the chart in launch/kubernetes makes the same ones. Tickets are Secrets
 that the client makes once the head runs; objects only name them. Kubernetes starts every container of these workloads
-again, whatever its exit code: with 75 that is what the host asks for; with 0 and 65 it waits longer each time, up to
-five minutes, until the workload is scaled or deleted.
+again, whatever its exit code. That is what a head or host with 75 asks for. One with 0 or 65 is done, so its container
+stays and does nothing, until a launch brings another run file or ticket, or the workload is scaled or deleted.
 """
 
 import json
@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launch.errors import ConfigError
+from launch.errors import COME_BACK, DONE, FINAL, ConfigError
 from launch.fleet.job import ACTORS, GENERATORS, Job
+from launch.fleet.probe import OVER
 from launch.fleet.site import KubernetesSite
 from launch.preflight.memory import SHARED_MARGIN, in_mebibytes
 from protocol.security.http import SERVER_NAME
@@ -24,8 +25,7 @@ CONFIG_FOLDER, WORK_FOLDER, TICKET_FOLDER, DATA_FOLDER = "/config", "/work", "/r
 TICKET = f"{TICKET_FOLDER}/ticket"
 VALUES = "values.yaml"
 """Values of the Helm chart; no object."""
-OVER = "/tmp/over"
-"""File that the head's container makes where the run is over."""
+HOME = f"{WORK_FOLDER}/home"
 LABELS = {GENERATORS: "g", ACTORS: "a"}
 """Labels of tickets, with which the names of hosts begin."""
 USER = 10_001
@@ -34,6 +34,8 @@ HEAD_GRACE_S = 300
 """Time for the learner's last checkpoint."""
 MARGIN_S = 10
 """Time between the end of a host's grace and its kill."""
+LOOK_S = 15
+"""Time between two looks of a container that is done for what a new launch has brought."""
 PROBE_S, PROBE_TIMEOUT_S, PROBE_FAILURES = 20, 15, 3
 LOST_NODE_S = 30
 """Time after which pods of generators and actors leave a node that does not answer; Kubernetes' own is 300 s."""
@@ -169,17 +171,54 @@ def _head(job: Job, site: KubernetesSite) -> Object:
 
 
 def _head_script(job: Job) -> str:
-    return f"""run={WORK_FOLDER}/runs/{job.name} result={WORK_FOLDER}/runs/{job.name}/result.json
-mkdir -p "$HOME"
-# A StatefulSet starts its container again, whatever the exit code. A run that is over stays so until a new launch.
-if grep -Eq '"run": *"over"' "$result" 2>/dev/null && [ "$result" -nt {CONFIG_FOLDER}/{RUN_FILE} ]; then
-    echo "the run is over; copy what you need, then end all pods with offbeat launch --stop"
-    touch {OVER}
-    exec sleep infinity
+    over = "copy what you need, then end all pods with offbeat launch --stop, or launch a changed run file"
+    return f"""result={WORK_FOLDER}/runs/{job.name}/result.json
+{_looks_at(f"{CONFIG_FOLDER}/{RUN_FILE}")}
+# A run that is over stays so until a new launch.
+if ! grep -Eq '"run": *"over"' "$result" 2>/dev/null || [ {CONFIG_FOLDER}/{RUN_FILE} -nt "$result" ]; then
+offbeat train {CONFIG_FOLDER}/{RUN_FILE} "$@" --again &
+{WAITS}
 fi
-[ -e "$run/epoch" ] && set -- "$@" --resume="$run"
-exec offbeat train {CONFIG_FOLDER}/{RUN_FILE} "$@"
+{_stays(over)}
 """
+
+
+def _host_script() -> str:
+    over = "this pod waits for another ticket, which a new launch makes; offbeat launch --stop ends it"
+    return f"""{_looks_at(TICKET)}
+offbeat host "$@" &
+{WAITS}
+{_stays(over)}
+"""
+
+
+def _looks_at(file: str) -> str:
+    """Return the lines with which a script begins: they note what a file holds, for `_stays`."""
+    return f"""mkdir -p "$HOME"
+rm -f "$HOME/{OVER}"
+file={file} rc={DONE}
+before=$(cksum <"$file")
+# The process drains at SIGTERM, so the shell hands it on, and waits.
+trap 'kill -TERM $! 2>/dev/null || exit {COME_BACK}' TERM"""
+
+
+WAITS = "while kill -0 $! 2>/dev/null; do wait $!; rc=$?; done"
+"""Line of a script that waits for the process in the background. A signal interrupts `wait`."""
+
+
+def _stays(over: str) -> str:
+    """Return the lines of a script that end as the process has, or stay until the file of `_looks_at` is another one.
+
+    Args:
+        over: what to do, in words.
+    """
+    return f"""case $rc in {DONE} | {FINAL}) ;; *) exit $rc ;; esac
+# Kubernetes would start this container again, whatever its exit code, and load all of it.
+trap - TERM
+echo "nothing is left to do (code $rc): {over}" >"$HOME/{OVER}"
+cat "$HOME/{OVER}"
+while [ "$(cksum <"$file")" = "$before" ]; do sleep {LOOK_S}; done
+exit {COME_BACK}"""
 
 
 def _head_words(job: Job, site: KubernetesSite) -> list[str]:
@@ -199,7 +238,7 @@ def _hosts(job: Job, site: KubernetesSite, role: str, count: int) -> Object:
     if not generators:
         counts = ["--generators", "0", "--actors", str(site.actors_per_pod)]
     container = {
-        "command": ["tini", "--", "/bin/sh", "-c", 'mkdir -p "$HOME" && exec offbeat host "$@"', "host"],
+        "command": ["tini", "--", "/bin/sh", "-c", _host_script(), "host"],
         "args": [
             *counts, "--grace", f"{site.grace_s:g}", f"run.dir={WORK_FOLDER}/runs",
             "generator.advertised_host=$(POD_IP)",
@@ -238,7 +277,12 @@ def _budget(job: Job, role: str) -> Object:
         "PodDisruptionBudget",
         name_of(job, role),
         role,
-        spec={"maxUnavailable": 1, "selector": {"matchLabels": labels_of(job.name, role)}},
+        spec={
+            "maxUnavailable": 1,
+            # A pod that is not ready, because its host is done, must not keep a node from being drained.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": labels_of(job.name, role)},
+        },
     )
 
 
@@ -263,7 +307,7 @@ def _pod(
         {"name": "temporary", "mountPath": "/tmp"},
         {"name": "work", "mountPath": WORK_FOLDER},
     ]
-    environment: list[Object] = [{"name": "HOME", "value": f"{WORK_FOLDER}/home"}]
+    environment: list[Object] = [{"name": "HOME", "value": HOME}]
     if host:
         secret = {"secretName": name_of(job, f"{part}-ticket"), "defaultMode": SECRET_MODE}
         volumes += [{"name": "work", "emptyDir": {}}, {"name": "ticket", "secret": secret}]

@@ -14,6 +14,8 @@ from typing import Any
 from launch.errors import NoAnswer
 from launch.supervise.broker_status import fetch
 
+OVER = "over"
+"""File in the home folder of a container that does nothing any more; its text says why."""
 TIMEOUT_S = 10.0
 
 
@@ -60,6 +62,12 @@ def settings(kind: str, run: Path) -> tuple[str, Path | None, str]:
 def main(arguments: list[str]) -> int:
     """Ask once. Return 0 if the container is ready, else 1."""
     kind, run = arguments
+    try:
+        sys.stdout.write(f"not ready: {(Path.home() / OVER).read_text(encoding='utf-8')}")
+        return 1
+    except OSError:
+        # It goes on, as nearly always.
+        pass
     try:
         http, keys, host = settings(kind, Path(run))
         status = fetch(http, TIMEOUT_S, keys=keys)

@@ -10,6 +10,7 @@ import pytest
 from launch.fleet import kubernetes
 from launch.fleet.job import Job
 from launch.fleet.site import KubernetesSite
+from protocol.messages.peers import Goodbye
 from tests.integration.hosts.fleet_harness import OFFBEAT, Fleet
 from tests.integration.hosts.hosts_harness import PATIENCE_S, ROOT
 from tests.integration.hosts.test_fleet import gauge
@@ -85,7 +86,7 @@ def fleet(tmp_path, monkeypatch):
     fleet.close()
 
 
-def test_pods_join_by_the_ticket_are_ready_and_drain_at_sigterm(fleet, tmp_path):
+def test_pods_join_are_ready_drain_at_sigterm_and_stay_when_the_run_is_over(fleet, tmp_path):
     job = Job("run.toml", (), fleet.config, {"run.toml": ""}, (1, 1))
     made = kubernetes.objects(job, SITE)["hosts.yaml"]
     pods = []
@@ -105,10 +106,19 @@ def test_pods_join_by_the_ticket_are_ready_and_drain_at_sigterm(fleet, tmp_path)
         assert hosts["g"]["job"].startswith("pod ")
         # The actor's pod reaches the generator's by the address that Kubernetes gives it.
         assert len(fleet.sampled_by("t0", "t1")) == 1
-        for pod in reversed(pods):
-            pod.process.send_signal(signal.SIGTERM)
-            assert pod.process.wait(PATIENCE_S) == 75, pod.log()
+        generators, actors = pods
+        actors.process.send_signal(signal.SIGTERM)
+        assert actors.process.wait(PATIENCE_S) == 75, actors.log()
         assert gauge(fleet, "leases_lost_total") == 0
+
+        # The host ends, and its container does not, as kubelet would start it again.
+        fleet.learner.send(Goodbye(reason="all steps done", then="over"))
+        over = generators.folder / "work" / "home" / "over"
+        until(over.exists, f"the host of the generator has ended: {generators.log()}", PATIENCE_S)
+        until(lambda: "(code 0): this pod waits" in over.read_text(), "it says why", PATIENCE_S)
+        assert not generators.ready()
+        generators.process.send_signal(signal.SIGTERM)
+        assert generators.process.wait(PATIENCE_S) == -signal.SIGTERM
     finally:
         for pod in pods:
             if pod.process.poll() is None:

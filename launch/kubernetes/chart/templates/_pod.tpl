@@ -37,6 +37,32 @@ timeoutSeconds: 15
 failureThreshold: 3
 {{- end }}
 
+{{/* Lines with which a script begins: they note what a file holds: (dict "file"). */}}
+{{- define "offbeat.looks_at" -}}
+mkdir -p "$HOME"
+rm -f "$HOME/over"
+file={{ .file }} rc=0
+before=$(cksum <"$file")
+# The process drains at SIGTERM, so the shell hands it on, and waits.
+trap 'kill -TERM $! 2>/dev/null || exit 75' TERM
+{{- end }}
+
+{{/* Line of a script that waits for the process in the background. A signal interrupts `wait`. */}}
+{{- define "offbeat.waits" -}}
+while kill -0 $! 2>/dev/null; do wait $!; rc=$?; done
+{{- end }}
+
+{{/* Lines of a script that end as the process has, or stay until that file is another one: (dict "over" WORDS). */}}
+{{- define "offbeat.stays" -}}
+case $rc in 0 | 65) ;; *) exit $rc ;; esac
+# Kubernetes would start this container again, whatever its exit code, and load all of it.
+trap - TERM
+echo "nothing is left to do (code $rc): {{ .over }}" >"$HOME/over"
+cat "$HOME/over"
+while [ "$(cksum <"$file")" = "$before" ]; do sleep 15; done
+exit 75
+{{- end }}
+
 {{/* The pod of a part: (dict "values" VALUES "part" "shm" "grace_s" "nodes" "container"). */}}
 {{- define "offbeat.pod" -}}
 {{- $values := .values }}

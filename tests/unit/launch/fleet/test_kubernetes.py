@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -126,57 +127,133 @@ def test_the_page_has_a_site_file_that_can_be_read(tmp_path):
     assert [one["kind"] for one in kubernetes.objects(job(), site)["head.yaml"]] == ["Service", "StatefulSet"]
 
 
-@pytest.mark.parametrize(
-    ("files", "said"),
-    [
-        ({}, "train /config/run.toml a b"),
-        ({"epoch": "3"}, "train /config/run.toml a b --resume=/work/runs/r"),
-        (
-            {"epoch": "3", "result.json": '{"run": "resumed"}'},
-            "train /config/run.toml a b --resume=/work/runs/r",
-        ),
-        ({"epoch": "3", "result.json": '{"run": "over"}'}, "the run is over"),
-    ],
-)
-def test_the_head_goes_on_from_its_volume_and_sleeps_when_the_run_is_over(tmp_path, files, said):
+STAND_IN = """#!/bin/sh
+echo "$@" >>"$HERE/calls"
+trap 'echo drained; exit 75' TERM
+echo started
+while [ ! -e "$HERE/code" ]; do /bin/sleep 0.05; done
+code=$(cat "$HERE/code") && rm "$HERE/code"
+exit "$code"
+"""
+
+
+class Container:
+    """The script of a pod's container in a folder, with a stand-in for `offbeat` that ends as it is told."""
+
+    def __init__(self, here, file, template):
+        self.here = here
+        (container,) = template["spec"]["containers"]
+        self._script = container["command"][4]
+        for there in ("/work", "/config", "/run/offbeat"):
+            self._script = self._script.replace(f"{there}/", f"{here}{there}/")
+            (here / there[1:]).mkdir(parents=True, exist_ok=True)
+        programs = here / "bin"
+        programs.mkdir()
+        for name, text in (("offbeat", STAND_IN), ("sleep", "#!/bin/sh\nexec /bin/sleep 0.05\n")):
+            (programs / name).write_text(text)
+            (programs / name).chmod(0o755)
+        self.watched, self.over = here / file, here / "work" / "home" / "over"
+        self.watched.write_text("first")
+        os.utime(self.watched, (1, 1))
+        self.process = None
+
+    def start(self, code=None):
+        """Start the container, as kubelet does; with a code: the process in it ends with this code."""
+        if code is not None:
+            (self.here / "code").write_text(str(code))
+        home = str(self.over.parent)
+        environment = {"PATH": f"{self.here}/bin:/usr/bin:/bin", "HOME": home, "HERE": str(self.here)}
+        words = ["/bin/sh", "-c", self._script, "part", "a", "b c"]
+        self.process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+        return self.process
+
+    def line(self):
+        return self.process.stdout.readline()
+
+    def calls(self):
+        return (self.here / "calls").read_text().splitlines()
+
+    def close(self):
+        if self.process is not None and not self.process.stdout.closed:
+            self.process.terminate()
+            self.process.communicate(timeout=60)
+
+
+@pytest.fixture(params=["head", "generators"])
+def container(request, tmp_path):
+    file = "head.yaml" if request.param == "head" else "hosts.yaml"
+    watched = "config/run.toml" if request.param == "head" else "run/offbeat/ticket"
+    made = kubernetes.objects(job(), SITE.kubernetes)[file]
+    part = next(
+        one
+        for one in made
+        if one["metadata"]["name"] == f"offbeat-r-{request.param}" and "template" in one["spec"]
+    )
+    container = Container(tmp_path, watched, part["spec"]["template"])
+    yield container
+    container.close()
+
+
+def test_a_container_whose_process_is_done_stays_and_does_nothing_until_a_launch(container):
+    """Kubernetes starts again whatever ends: with 0 for a run that is over, and with 65 for one that cannot go on."""
+    for code in (0, 65):
+        container.start(code)
+        assert container.line() == "started\n"
+        said = container.line()
+        assert said.startswith(f"nothing is left to do (code {code}): ")
+        assert container.process.poll() is None
+        assert container.over.read_text() == said
+        # A launch brings another run file, or another ticket.
+        container.watched.write_text(f"another, after {code}")
+        assert container.process.wait(60) == 75, "kubelet starts it again"
+        container.process.stdout.close()
+    assert len(container.calls()) == 2
+    container.start()
+    assert container.line() == "started\n"
+    assert not container.over.exists()
+
+
+@pytest.mark.parametrize("code", [1, 75, 137])
+def test_a_container_whose_process_is_not_done_ends_with_its_code(container, code):
+    assert container.start(code).wait(60) == code
+    assert not container.over.exists()
+
+
+def test_sigterm_reaches_the_process_which_drains_and_ends_one_that_does_nothing_at_once(container):
+    container.start()
+    assert container.line() == "started\n"
+    container.process.terminate()
+    assert container.process.communicate(timeout=60)[0] == "drained\n"
+    assert container.process.returncode == 75
+    container.start(0)
+    assert container.line() + container.line().partition(" (")[0] == "started\nnothing is left to do"
+    container.process.terminate()
+    assert container.process.wait(60) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("result", ["", "resumed", "over"])
+def test_the_head_goes_on_from_its_volume_unless_the_run_is_over(tmp_path, result):
     (_, head) = kubernetes.objects(job(), SITE.kubernetes)["head.yaml"]
-    (container,) = head["spec"]["template"]["spec"]["containers"]
-    script = (
-        container["command"][4]
-        .replace("/work", str(tmp_path / "work"))
-        .replace("/tmp/over", str(tmp_path / "over"))
-    )
-    script = script.replace("/config", str(tmp_path / "config"))
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "run.toml").write_text("")
-    os.utime(tmp_path / "config" / "run.toml", (1, 1))
-    run = tmp_path / "work" / "runs" / "r"
-    run.mkdir(parents=True)
-    for name, text in files.items():
-        (run / name).write_text(text)
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name in ("offbeat", "sleep"):
-        (programs / name).write_text('#!/bin/sh\necho "$@"\n')
-        (programs / name).chmod(0o755)
-    environment = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(tmp_path / "work" / "home")}
-    done = subprocess.run(
-        ["/bin/sh", "-c", script, "head", "a", "b"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.replace(str(tmp_path), "").startswith(said)
-    assert (tmp_path / "over").exists() == said.startswith("the run")
-    # Launched anew, with a newer run file, it trains on.
-    os.utime(tmp_path / "config" / "run.toml")
-    if said.startswith("the run"):
-        os.utime(run / "result.json", (2, 2))
-        done = subprocess.run(
-            ["/bin/sh", "-c", script, "head"], env=environment, capture_output=True, text=True, check=True
-        )
-        assert done.stdout.rstrip().endswith(f"run.toml --resume={run}")
+    container = Container(tmp_path, "config/run.toml", head["spec"]["template"])
+    file = tmp_path / "work" / "runs" / "r" / "result.json"
+    file.parent.mkdir(parents=True)
+    if result:
+        file.write_text(json.dumps({"run": result}))
+    try:
+        container.start()
+        over = result == "over"
+        assert container.line().startswith("nothing is left to do (code 0): copy" if over else "started")
+        assert (tmp_path / "calls").exists() != over
+        container.close()
+        # Launched anew, with a newer run file, it trains on.
+        os.utime(container.watched)
+        if result:
+            os.utime(file, (2, 2))
+        container.start()
+        assert container.line() == "started\n"
+        assert container.calls()[-1] == f"train {tmp_path}/config/run.toml a b c --again"
+    finally:
+        container.close()
 
 
 # --- the client -------------------------------------------------------------------------------------------
@@ -354,3 +431,9 @@ def test_the_probe_asks_the_broker_of_the_head_or_of_the_newest_host(tmp_path, m
     monkeypatch.setattr(probe, "fetch", silent)
     assert probe.main(["head", str(run)]) == 1
     assert "refused" in capsys.readouterr().out
+
+    # A container that does nothing any more asks nobody.
+    (tmp_path / probe.OVER).write_text("nothing is left to do (code 65): look\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert probe.main(["host", str(run)]) == 1
+    assert capsys.readouterr().out == "not ready: nothing is left to do (code 65): look\n"
