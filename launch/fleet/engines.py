@@ -120,6 +120,9 @@ def submit(job: Job, site: Site, files: dict[str, str], say: Say) -> None:
     """Submit the head and the arrays to Slurm."""
     folder = launch_folder(job.config)
     write_files(files, folder)
+    # Tasks that start before the head would take the tickets of an earlier launch, or read that its head has ended.
+    for left in (folder / "tickets").glob("*"):
+        left.unlink()
     jobs = {}
     counts = {"head": 1, GENERATORS: site.slurm.generators, ACTORS: site.slurm.actors}
     try:

@@ -5,11 +5,12 @@ generators and actors on the head, and `offbeat host --ticket FILE` on each host
 a host: 0 stay away, 75 come back, 65 do not try again.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from launch.errors import COME_BACK, FINAL
+from launch.errors import COME_BACK, DONE, FINAL
 from launch.fleet.job import ACTORS, GENERATORS, Job, launch_folder
 from launch.fleet.kubernetes import VALUES, chart_values, objects, to_yaml
 from launch.fleet.ray_hosts import WISH, wish
@@ -17,12 +18,17 @@ from launch.fleet.site import Site, SlurmSite, SshSite, SystemdSite
 from protocol.security.addresses import is_loopback, split_endpoint
 
 ENGINES = ("ssh", "slurm", "systemd", "kubernetes", "ray")
-WAIT_TRIES, WAIT_S = 360, 5
-"""How often, and how many seconds apart, a task looks for the ticket that the head's job writes."""
+AGAIN_AND_AGAIN = "--again"
+"""Word of a head's command: the head goes on in the folder that tickets name, or starts there, and nowhere else."""
+WAIT_TRIES, WAIT_S = 120, 5
+"""How often, and how many seconds apart, a task looks for the ticket that the head's job writes.
+
+Then it is requeued, as tasks that waited for long would keep the head's job from the nodes that they hold.
+"""
+NO_MORE = "over"
+"""File beside the tickets, which says that the head has ended for good."""
 REQUEUED_S = 60
 """Time that a script waits for the requeue that it has asked for."""
-RESUMED = '[ -e "$run/epoch" ] && set -- "$@" --resume="$run"'
-"""Line of a script that makes a head go on in the folder `$run`, which tickets name, if a learner has begun there."""
 RETRY_S = 10
 """Time between two tries to start a head or a host that has ended by a fault, or was told to come back."""
 
@@ -120,11 +126,10 @@ def _head_job(job: Job, site: SlurmSite) -> str:
 run={shlex.quote(run)}
 tickets={shlex.quote(f"{folder}/tickets")}
 mkdir -p "$tickets" && chmod 700 "$tickets"
-rm -f "$tickets"/*.ticket
+rm -f "$tickets"/*
 touch "$tickets/began"
-{RESUMED}
 # No trap: `scancel` ends this script at once, so that nothing is requeued. A preemption signals the step alone.
-srun --overlap -n1 {command} weights.advertised_host="$(hostname)" "$@" &
+srun --overlap -n1 {command} weights.advertised_host="$(hostname)" {AGAIN_AND_AGAIN} "$@" &
 train=$!
 # The tickets have the address of this node. Tasks of the arrays wait for them.
 while kill -0 $train 2>/dev/null; do
@@ -139,8 +144,10 @@ while kill -0 $train 2>/dev/null; do
 done
 wait $train
 rc=$?
-if [ "$rc" = 0 ]; then
-    # Tasks that have not begun would wait for a head that is done.
+if [ "$rc" = 0 ] || [ "$rc" = {FINAL} ]; then
+    # Tasks that have not begun, or wait for a ticket, would wait for a head that is done.
+    rm -f "$tickets"/*.ticket
+    touch "$tickets/{NO_MORE}"
     scancel --me --state=PENDING --name={others}
 elif [ "$rc" = {COME_BACK} ]; then
     # The learner has written a checkpoint, and goes on elsewhere.
@@ -154,7 +161,12 @@ exit "$rc"
 
 def _array(job: Job, site: SlurmSite, role: str, count: int, gres: str, counts: str) -> str:
     folder = launch_folder(job.config)
-    ticket = shlex.quote(f"{folder}/tickets/{role}.ticket")
+    hours = job.config.fleet.no_head_hours
+    bound = f"""
+elif [ -n "$(find "$tickets/awaited" -mmin +{math.ceil(hours * 60)})" ]; then
+    echo "no head has written $ticket for fleet.no_head_hours ({hours:g}): submit it and this array again"
+    rc={FINAL}
+"""
     # An array of no tasks is none; one task that is cancelled at once would stand for it.
     throttle = max(1, count)
     return _script(
@@ -162,17 +174,32 @@ def _array(job: Job, site: SlurmSite, role: str, count: int, gres: str, counts: 
             *_options(job, site, role, site.partition, gres, site.cpus),
             f"#SBATCH --output={folder}/{role}-%A_%a.log",
             f"#SBATCH --array=0-{site.largest - 1}%{throttle}",
+            "#SBATCH --requeue",
         ],
         f"""
 {site.setup}
-ticket={ticket}
+tickets={shlex.quote(f"{folder}/tickets")}
+ticket="$tickets/{role}.ticket"
+mkdir -p "$tickets" && chmod 700 "$tickets"
 for _ in $(seq {WAIT_TRIES}); do
+    if [ -e "$tickets/{NO_MORE}" ]; then
+        echo "the head of this run has ended: nothing is left to do"
+        exit {DONE}
+    fi
     [ -s "$ticket" ] && break
+    # Since when there has been no head; its start removes this file.
+    [ -e "$tickets/awaited" ] || touch "$tickets/awaited"
     sleep {WAIT_S}
 done
-# srun, not exec: with exec, the SIGTERM of a preemption comes at the end of the grace time.
-srun --overlap -n1 offbeat host --ticket "$ticket" {counts} --grace {site.grace_s:g}
-rc=$?
+if [ -s "$ticket" ]; then
+    # srun, not exec: with exec, the SIGTERM of a preemption comes at the end of the grace time.
+    srun --overlap -n1 offbeat host --ticket "$ticket" {counts} --grace {site.grace_s:g}
+    rc=$?
+{bound if hours else ""}
+else
+    echo "the head has written no ticket yet: this task gives its node back, and is queued again"
+    rc={COME_BACK}
+fi
 # A step that drains and ends with 0 completes the job, so a task that is to come back asks for it.
 if [ $rc = {COME_BACK} ]; then
     scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
@@ -214,12 +241,7 @@ exit {COME_BACK}
 def _head_script(job: Job, port: int, address: str) -> str:
     """Return the script of a head that runs where `offbeat launch` does."""
     command = _words(["offbeat", *head_command(job, port, address=address)])
-    head = f"""
-run={shlex.quote(job.run_folder)}
-{RESUMED}
-exec {command} "$@"
-"""
-    return _script([], head)
+    return _script([], f'exec {command} {AGAIN_AND_AGAIN} "$@"')
 
 
 # --- systemd ----------------------------------------------------------------------------------------------
@@ -228,12 +250,10 @@ exec {command} "$@"
 def _systemd(job: Job, site: SystemdSite) -> dict[str, str]:
     user = [f"User={site.user}"] if site.user else []
     target = "multi-user.target" if site.user else "default.target"
-    run = f"run={shlex.quote(job.run_folder)}"
-    command = _words([site.program, *head_command(job, site.port, address=site.address)])
-    result = '"$run/result.json"'
+    command = [site.program, *head_command(job, site.port, address=site.address), AGAIN_AND_AGAIN]
+    result = shlex.quote(f"{job.run_folder}/result.json")
     over = f"""grep -Eqs '"run": *"over"' {result}"""
     new = f"[ {shlex.quote(job.run_file)} -nt {result} ]"
-    start = _shell(run, RESUMED, f'exec {command} "$@"')
     head = _unit(
         {
             "Unit": [
@@ -249,8 +269,8 @@ def _systemd(job: Job, site: SystemdSite) -> dict[str, str]:
                 *user,
                 f"WorkingDirectory={site.folder}",
                 # At a reboot, a run that is over stays so, until its run file is written anew.
-                f"ExecCondition={_shell(run, f'if {over}', f'then {new}', 'fi')}",
-                f"ExecStart={start}",
+                f"ExecCondition={_shell(f'if {over}', f'then {new}', 'fi')}",
+                f"ExecStart={_units(command)}",
                 "KillMode=mixed",
                 "TimeoutStopSec=300",
                 *AGAIN,

@@ -138,7 +138,7 @@ def train(words: list[str]) -> int:
     supervisor.write_summary = summary
     Panel.show = lambda *_: None
     with open(STARTS, "a") as starts:
-        starts.write(f"{f'--resume={FOLDER}' in words}\n")
+        starts.write(f"{'--again' in words and (Path(FOLDER) / 'epoch').exists()}\n")
     return cli.main(words)
 
 
@@ -211,7 +211,7 @@ max_turns = 8
         return json.loads(path.read_text()) if path.exists() else {"step": 0, "epoch": 0, "trained": []}
 
     def starts(self) -> list[str]:
-        """Return whether each start of the head was told to resume."""
+        """Return whether each start of the head had a learner of this run to go on from."""
         return (self.home / STARTS).read_text().split()
 
     def go_on(self, steps: int, patience_s: float) -> None:

@@ -5,11 +5,13 @@ A host that was away when this run ended comes to an end, too.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from launch import run_folder
 from launch.commands.status import alive
 from launch.fleet.job import Job
 from launch.fleet.render import render
@@ -74,6 +76,44 @@ def learner_of(run):
     return processes.get("learner", {}).get("pid", 0)
 
 
+KILLED = """
+import os, signal, sys
+from launch import run_folder
+from tests.integration.hosts.counted_head import train
+run_folder.claim = lambda folder: os.kill(os.getpid(), signal.SIGKILL)
+train(sys.argv[1:])
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_head_that_dies_before_it_has_the_lock_is_started_again_in_its_empty_folder(run, start):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [
+        sys.executable,
+        "-c",
+        KILLED,
+        "train",
+        str(run.file),
+        "generator.count=0",
+        "actor.count=0",
+        "--again",
+    ]
+    killed = subprocess.run(words, cwd=run.home, env=environment, timeout=PATIENCE_S, check=False)
+    assert (killed.returncode, list(run.folder.iterdir())) == (-signal.SIGKILL, [])
+
+    # Another process has the folder for a while, as the lock of a dead machine would.
+    said = run.home / "said.log"
+    with run_folder.claim(run.folder):
+        head = start()
+        waits = "waiting 120 s at most: runs/run is in use by a run that has not ended (process"
+        until(lambda: said.exists() and waits in said.read_text(), "the head waits for the lock", PATIENCE_S)
+    until((run.folder / "epoch").exists, "a learner begins in the folder", PATIENCE_S)
+    assert {path.name for path in run.folder.parent.iterdir()} == {"run"}
+    (run.folder / ENOUGH).touch()
+    head.wait(PATIENCE_S)
+    assert says_over(run.folder), said.read_text()
+
+
 @pytest.mark.timeout(600)
 def test_a_head_that_dies_before_its_learner_begins_is_started_again_in_its_folder(run, start):
     runs, said = run.folder.parent, run.home / "said.log"
@@ -115,6 +155,6 @@ def test_a_head_that_dies_before_its_learner_begins_is_started_again_in_its_fold
     code, said = host_of(path, run.home)
     assert (code, "says that the run is over" in said) == (0, True), said
     code, said = host_of(path, run.home / "gpu7")
-    assert (code, "starts look for it since" in said) == (1, True), said
+    assert (code, "starts look for it since" in said) == (75, True), said
     code, said = host_of(path, run.home / "gpu7")
     assert (code, "longer than fleet.no_head_hours" in said) == (65, True), said

@@ -1,12 +1,18 @@
 """A real Slurm of four nodes runs the rendered jobs: it grows, shrinks, is preempted, is cancelled, and loses nodes."""
 
 import os
+import re
+import subprocess
 import sys
 import time
 
 import pytest
 
 from launch.cli import main
+from launch.fleet import render
+from launch.fleet.job import Job
+from launch.fleet.render import head_command
+from launch.fleet.ticket import make_ticket, write_ticket
 from tests.integration.hosts.counted_head import ENOUGH, CountedRun
 from tests.integration.hosts.fleet_harness import OFFBEAT, Fleet
 from tests.integration.hosts.hosts_harness import ROOT
@@ -119,6 +125,70 @@ def test_a_fleet_under_slurm(fleet, cluster, tmp_path, capfd):
         "no job is left",
         PATIENCE_S,
     )
+
+
+def test_tasks_that_start_before_their_head_are_queued_again_and_join_it(cluster, tmp_path, monkeypatch):
+    """First without a ticket, then with one of an earlier start of the head."""
+    run = CountedRun(tmp_path, tmp_path / "bin" / "offbeat")
+    impatient = tmp_path / "bin" / "offbeat.py"
+    impatient.write_text("from launch.supervise import host\nhost.HEAD_S = 1.0\n" + impatient.read_text())
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(render, "WAIT_TRIES", 1)
+    monkeypatch.setattr(render, "REQUEUED_S", 5)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site.toml").write_text(
+        '[slurm]\npartition = "low"\ngenerators = 1\nactors = 1\nactors_per_task = 1\ngrace_s = 10\nlargest = 1\n'
+    )
+    words = ["launch", "run.toml", "--on", "slurm", "--site", "site.toml", "--render", "runs/run.launch"]
+    assert main(words) == 0
+    roles = ("generators", "actors")
+    arrays = {role: cluster.run("sbatch", "--parsable", f"runs/run.launch/{role}.sbatch") for role in roles}
+
+    def starts(role):
+        """Return how often the task of an array was requeued; it is not held back once its last start is gone."""
+        if cluster.tasks(f"offbeat-run-{role}").get("0", ("",))[0] == "PENDING":
+            cluster.run("scontrol", "update", f"JobId={arrays[role]}", "StartTime=now")
+        found = re.search(r"Restarts=(\d+)", cluster.run("scontrol", "show", "job", arrays[role]))
+        return int(found[1]) if found else 0
+
+    def log_of(role):
+        return "".join(path.read_text() for path in (tmp_path / "runs/run.launch").glob(f"{role}-*.log"))
+
+    for role in roles:
+        until(lambda role=role: starts(role) >= 1, "a task without a ticket is requeued", PATIENCE_S)
+        assert "the head has written no ticket yet" in log_of(role)
+    # A head that was killed has left its tickets, and its next start is in the queue.
+    first = subprocess.Popen(["offbeat", *head_command(Job("run.toml", (), run.config), 0), "--again"])
+    try:
+        until(run.status, "the broker answers", PATIENCE_S)
+        for role in roles:
+            write_ticket(make_ticket(run.folder, label=role[0]), tmp_path / f"{role}.ticket")
+    finally:
+        first.kill()
+        first.wait(PATIENCE_S)
+    until(lambda: run.status() is None, "its broker is gone", PATIENCE_S)
+    for role in roles:
+        (tmp_path / f"{role}.ticket").rename(tmp_path / "runs/run.launch/tickets" / f"{role}.ticket")
+    for role in roles:
+        until(lambda role=role: "starts look for it since" in log_of(role), "it finds no head", PATIENCE_S)
+        before = starts(role)
+        until(lambda role=role, before=before: starts(role) > before, "it is requeued", PATIENCE_S)
+
+    head = cluster.run("sbatch", "--parsable", "runs/run.launch/head.sbatch")
+
+    def joined():
+        for role in roles:
+            starts(role)
+        return run.hosts() == {"g-0", "a-0"}
+
+    until(joined, "the tasks have joined the head", 2 * PATIENCE_S)
+    run.go_on(3, PATIENCE_S)
+    (run.folder / ENOUGH).touch()
+    jobs = ",".join([head, *arrays.values()])
+    until(lambda: not cluster.run("squeue", "-h", f"--jobs={jobs}"), "all jobs have ended", PATIENCE_S)
+    assert {path.name for path in run.folder.parent.iterdir()} >= {"run", "run.launch"}
+    assert not (run.folder.parent / "run-2").exists()
+    assert not list((tmp_path / "runs/run.launch/tickets").glob("*.ticket"))
 
 
 def test_the_nodes_of_a_host_and_of_the_head_die(cluster, tmp_path, monkeypatch):

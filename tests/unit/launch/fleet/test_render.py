@@ -91,24 +91,12 @@ def test_systemd_reads_the_units(tmp_path, user):
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
-def test_a_head_goes_on_in_the_folder_that_its_script_names(tmp_path):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_head_goes_on_in_its_folder_or_starts_there(engine):
     """A newer folder of the run, `r-2`, may be there, and tickets and hosts wait in `r`."""
-    (tmp_path / "head.sh").write_text(render(job(), SITE, "ssh")["head.sh"])
-    program = tmp_path / "offbeat"
-    program.write_text('#!/bin/sh\necho "$@"\n')
-    program.chmod(0o755)
-
-    def words():
-        path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-        done = subprocess.run(["bash", "head.sh"], cwd=tmp_path, env=path, capture_output=True, check=True)
-        return done.stdout.decode().split()
-
-    first = words()
-    assert first[-1] == "actor.count=0"
-    for name in ("r", "r-2"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "epoch").write_text("1")
-    assert words() == [*first, "--resume=runs/r"]
+    (head,) = [text for name, text in render(job(), SITE, engine).items() if "head" in name]
+    starts = [line for line in head.splitlines() if "offbeat train" in line]
+    assert [line.split().count("--again") for line in starts] == [1]
 
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0\n\r"), min_size=1, max_size=30)

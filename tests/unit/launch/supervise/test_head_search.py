@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from launch.errors import COME_BACK, FAILED, FINAL, HeadGone, NoHead, exit_code, leave_note
+from launch.errors import COME_BACK, FINAL, HeadGone, NoHead, exit_code, leave_note
 from launch.run_folder import CONFIG
 from launch.supervise.host import NO_HEAD, PAUSE_S, HeadSearch
 from learner.run_files import RESULT, says_over
@@ -35,11 +35,10 @@ def test_starts_look_for_a_late_head_and_end_for_good_after_the_time_of_the_sett
     tries = [130.0 * n for n in range(2000)]
     codes = starts(search, *tries)
     last = next(n for n, at in enumerate(tries) if at > 72 * HOUR_S)
-    assert codes[:last] == [FAILED] * last, "an engine starts the host again"
+    assert codes[:last] == [COME_BACK] * last, "every engine starts the host again, Slurm too"
     assert codes[last] == FINAL
     # A person who starts it all the same has it look for as long again.
-    assert codes[last + 1 :] == [FAILED] * (len(tries) - last - 1)
-    assert COME_BACK not in codes, "a task of Slurm would take a node to look for a head that is gone"
+    assert codes[last + 1 :] == [COME_BACK] * (len(tries) - last - 1)
 
 
 def test_what_a_person_reads_names_cause_bound_and_cure(search):
@@ -56,7 +55,7 @@ def test_what_a_person_reads_names_cause_bound_and_cure(search):
 
 @pytest.mark.parametrize("between", ["the head answers", "the host is off", "the clock is set back"])
 def test_the_search_begins_anew(search, between):
-    assert starts(search, *(n * HOUR_S for n in range(73))) == [FAILED] * 73
+    assert starts(search, *(n * HOUR_S for n in range(73))) == [COME_BACK] * 73
     now = 72.0 * HOUR_S + 1
     match between:
         case "the head answers":
@@ -65,13 +64,13 @@ def test_the_search_begins_anew(search, between):
             now += PAUSE_S
         case _:
             now = 5.0
-    assert starts(search, now, now + HOUR_S) == [FAILED, FAILED]
+    assert starts(search, now, now + HOUR_S) == [COME_BACK, COME_BACK]
 
 
 @pytest.mark.parametrize("text", ["", "one", "9 1", "nan nan", "1 2 3"])
 def test_a_record_that_cannot_be_read_begins_anew(search, tmp_path, text):
     (tmp_path / NO_HEAD).write_text(text)
-    assert starts(search, 1.0) == [FAILED]
+    assert starts(search, 1.0) == [COME_BACK]
     assert (tmp_path / NO_HEAD).read_text() == "1.0 1.0"
 
 
@@ -79,7 +78,7 @@ def test_without_a_bound_it_looks_for_ever(tmp_path):
     search = HeadSearch(tmp_path, tmp_path / "r", patience_s=float("inf"))
     with pytest.raises(NoHead, match=r"since 1970-01-01 00:00 UTC \(fleet"):
         search.failed(REFUSED, 0.0)
-    assert starts(search, *(n * HOUR_S for n in range(5000))) == [FAILED] * 5000
+    assert starts(search, *(n * HOUR_S for n in range(5000))) == [COME_BACK] * 5000
 
 
 @pytest.mark.parametrize("kind", ["over", "error", "resumed", "begun anew", "damaged"])
@@ -98,7 +97,7 @@ def test_a_run_folder_that_says_the_run_is_over_ends_the_host_at_once(search, tm
     if kind == "begun anew":
         os.utime(run / RESULT, (0, 0))
     over = kind in ("over", "error")
-    assert starts(search, 1.0) == [0 if over else FAILED]
+    assert starts(search, 1.0) == [0 if over else COME_BACK]
     if over:
         assert "says that the run is over" in search.failed(REFUSED, 2.0)
         assert says_over(run) == (kind == "over")
