@@ -1,5 +1,6 @@
 """Settings of the environment, and the suite that they name."""
 
+import ast
 import inspect
 from collections.abc import Callable
 from hashlib import blake2b
@@ -96,6 +97,59 @@ def fingerprint(name: str, params: dict[str, Any]) -> str:
         return blake2b(file.read_bytes(), digest_size=8).hexdigest()
     of_files = getattr(find_factory(name), "fingerprint", None) if name in BUILT_IN else None
     return "" if of_files is None else str(of_files(params))
+
+
+def code_of_solutions(name: str) -> str:
+    """Return a hash of the code with which a built-in suite writes its solutions; "" for other suites.
+
+    What the suite's module imports is not looked at.
+    """
+    if name not in BUILT_IN:
+        return ""
+    factory = find_factory(name)
+    source = Path(inspect.getfile(factory)).read_text(encoding="utf-8")
+    return blake2b(solving_code(source, factory.__name__).encode(), digest_size=8).hexdigest()
+
+
+class _Bare(ast.NodeTransformer):
+    """Takes docstrings out of a syntax tree."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        bare = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if bare else node
+
+
+def solving_code(source: str, suite: str) -> str:
+    """Return what decides the solutions in a module: `demonstration` and `__init__` of a suite, and all that they name.
+
+    Comments, docstrings and line breaks are left out, and so is other code.
+
+    Args:
+        source: text of the module.
+        suite: name of the suite's class.
+    """
+    known: dict[str, list[ast.stmt]] = {}
+    wanted = ["__init__", "demonstration"]
+    nodes = list(_Bare().visit(ast.parse(source)).body)
+    for node in nodes:
+        if isinstance(node, ast.ClassDef) and node.name == suite:
+            wanted += [base.id for base in node.bases if isinstance(base, ast.Name)]
+            # Its methods one by one: as a whole it would be all of them.
+            nodes += node.body
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]:
+            if name := getattr(target, "name", getattr(target, "id", "")):
+                known.setdefault(name, []).append(node)
+    code: dict[str, str] = {}
+    while wanted:
+        name = wanted.pop()
+        if name in code or name not in known:
+            continue
+        code[name] = " ".join(map(ast.dump, known[name]))
+        for part in (part for node in known[name] for part in ast.walk(node)):
+            if isinstance(part, ast.Name | ast.Attribute):
+                wanted.append(part.id if isinstance(part, ast.Name) else part.attr)
+    return "\n".join(code[name] for name in sorted(code))
 
 
 def files_of(name: str, params: dict[str, Any]) -> list[str]:

@@ -36,9 +36,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from actors.play_steps import with_note
 from actors.render import Renderer
 from envs.base import ChatMessage, Suite
-from envs.registry import fingerprint, make_suite
+from envs.registry import code_of_solutions, fingerprint, make_suite
 from launch.conversations import demonstrations, example, opening_of
 from launch.errors import ConfigError, LaunchError
+from launch.run_file.rules import env_tables
 from launch.run_file.sections import ModelSection, RunConfig, TinyModel, WarmStartSection
 from learner.families.lessons import EVERY, Lesson, SolvedTask, followed, lessons
 from learner.settings.learner import LearnerConfig
@@ -361,8 +362,13 @@ def _tiny_folder(config: RunConfig, tiny: TinyModel) -> Path:
         text += "siblings"
     if tiny.warm_start.lessons and isinstance(learner.selection, PopulationSelection):
         text += json.dumps(learner.selection.instructions)
+    if tiny.warm_start.lessons:
+        text += form_of_lessons(learner)
     text += config.env.model_dump_json(exclude={"content"})
     text += fingerprint(config.env.name, config.env.params)
+    text += "".join(
+        map(code_of_solutions, (config.env.name, *(table["name"] for table in env_tables(config))))
+    )
     length = config.generator.max_model_len
     key = hashlib.sha256(f"{RECIPE_VERSION} {length} {text}".encode()).hexdigest()[:16]
     return config.model.cache / f"tiny-{key}"
@@ -446,6 +452,25 @@ def _lessons(learner: LearnerConfig, tasks: Sequence[SolvedTask]) -> list[Lesson
     if isinstance(learner.selection, PopulationSelection):
         return followed(learner.selection, tasks, rng)
     return [] if learner.family is None else lessons(learner.family, tasks, rng)
+
+
+TRIED = tuple(
+    SolvedTask(f"{n} + {n}, + 1", [f"{n}+{n}", f"{2 * n}+1", f"={2 * n + 1}"], [str(2 * n), str(2 * n + 1)])
+    if n % 2
+    else SolvedTask(f"Spell {n}0{n + 1}", [f"{n + 1}0{n}"])
+    for n in range(12, 12 + 24)
+)
+"""Solved tasks of one turn and of three, from which every form of a lesson is made."""
+
+
+def form_of_lessons(learner: LearnerConfig) -> str:
+    """Return what the lessons of a run look like, by those of `TRIED`; "" if it has none.
+
+    So a model whose lessons were written by other code is not taken for the one of this run, without playing the
+    environment at each start.
+    """
+    made = _lessons(learner, TRIED)
+    return hashlib.sha256(repr(made).encode()).hexdigest() if made else ""
 
 
 async def taught_by(

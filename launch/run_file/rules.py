@@ -100,7 +100,7 @@ def _replay_table(config: RunConfig) -> Iterator[str]:
 
 
 def _judge(config: RunConfig) -> Iterator[str]:
-    each = [table.get("params", {}) for table in _env_tables(config)]
+    each = [table.get("params", {}) for table in env_tables(config)]
     asked = any(asks_own_judge(own) for own in each if isinstance(own, dict))
     own = any(teacher.url == OWN for teacher in config.actor.teachers)
     if own and config.judge is None:
@@ -135,7 +135,7 @@ def _teachers(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _env_tables(config: RunConfig) -> list[dict[str, Any]]:
+def env_tables(config: RunConfig) -> list[dict[str, Any]]:
     """Return name, label and params of each environment, as the run file has them."""
     params = config.env.params
     several = params.get("environments") if config.env.name == "several" else None
@@ -197,7 +197,7 @@ def _windows(config: RunConfig) -> Iterator[str]:
 
 
 def _evaluation_sets(config: RunConfig) -> Iterator[str]:
-    labels = [str(table.get("label", table.get("name"))) for table in _env_tables(config)]
+    labels = [str(table.get("label", table.get("name"))) for table in env_tables(config)]
     for name, of in config.learner.evaluation.items():
         field = f"learner.evaluation.{name}"
         if of.env and (config.env.name != "several" or of.env not in labels):

@@ -55,7 +55,7 @@ max_minutes = 8.0
 cache = "{cache}"
 [judge]
 [actor]
-teachers = [{{ name = "frozen", url = "own", max_tokens = 12 }}]
+teachers = [{{ name = "frozen", url = "own", max_tokens = 12, timeout_s = 600.0, rest_s = 0.0 }}]
 [learner]
 steps = 8
 batch_trajectories = 32

@@ -7,7 +7,7 @@ import pytest
 
 from envs.errors import EnvError, UnknownEnv
 from envs.reasoning_gym_suite import blend, task_of
-from envs.registry import find_factory, fingerprint, make_suite
+from envs.registry import BUILT_IN, code_of_solutions, find_factory, fingerprint, make_suite, solving_code
 
 
 @pytest.fixture
@@ -158,3 +158,58 @@ def test_a_changed_file_of_the_users_has_another_fingerprint(tmp_path):
     assert before == fingerprint(name, {})
     file.write_text("class Suite: easy = True\n")
     assert fingerprint(name, {}) != before
+
+
+SUITE = '''"""A module."""
+from envs.calculator import opening
+FIRST = 1
+OTHER: int = 2
+
+def answer(index):
+    """Return it."""
+    return str(index + FIRST)  # one more
+
+class Base:
+    shift = 3
+
+class Words(Base):
+    """Words."""
+    def __init__(self, known=OTHER):
+        self.known = known
+    def demonstration(self, index, split):
+        return self.opening(index) + answer(index)
+    def opening(self, index):
+        return [index]
+    def reward(self, text):
+        return score(text)
+
+def score(text):
+    return 0.0
+'''
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("# one more", "# another word", True),
+        ("Return it.", "Return the answer.", True),
+        ("return 0.0", "return 1.0", True),
+        ("return score(text)", "return 0.5", True),
+        ("def answer(index):", "def answer(\n    index\n):", True),
+        ("FIRST = 1", "FIRST = 2", False),
+        ("OTHER: int = 2", "OTHER: int = 3", False),
+        ("index + FIRST", "index - FIRST", False),
+        ("return [index]", "return [index, 1]", False),
+        ("shift = 3", "shift = 4", False),
+    ],
+)
+def test_only_code_that_writes_solutions_makes_another_warm_start(old, new, same):
+    assert SUITE.count(old) == 1
+    assert (solving_code(SUITE, "Words") == solving_code(SUITE.replace(old, new), "Words")) == same
+
+
+def test_each_built_in_suite_has_code_of_solutions_and_others_have_none():
+    hashes = [code_of_solutions(name) for name in BUILT_IN]
+    assert len(set(hashes)) == len(BUILT_IN)
+    assert all(hashes)
+    assert code_of_solutions("tasks.py:Suite") == ""

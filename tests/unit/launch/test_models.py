@@ -17,12 +17,16 @@ from launch.errors import ConfigError
 from launch.model import (
     KNOWN_MODELS,
     KnownModel,
+    _tiny_folder,
+    form_of_lessons,
     from_hub_or_package,
     gguf_folder,
     is_gguf,
     make_tokenizer,
     save_tokenizer,
 )
+from launch.run_file.load import METHODS_FOLDER, load, run_files
+from learner.families import lessons
 
 CONTENT = b"GGUF and weights"
 MODEL = KnownModel(
@@ -147,3 +151,25 @@ def test_a_process_that_waits_for_a_model_says_who_makes_it(tmp_path, caplog):
 def enter(path):
     with known_models._locked(path):
         return True
+
+
+def test_other_lessons_or_other_solutions_make_another_tiny_model(monkeypatch):
+    """Its code is no setting, so the name of the folder holds what the lessons look like."""
+    config = load(run_files(METHODS_FOLDER)["urpo"])
+    tiny = config.model.tiny
+    folder = _tiny_folder(config, tiny)
+    assert _tiny_folder(config, tiny) == folder
+    plain = load(run_files(METHODS_FOLDER)["fapo"])
+    without = _tiny_folder(plain, plain.model.tiny)
+    monkeypatch.setattr(lessons, "spoiled", lambda text, rng: text[::-1])
+    assert _tiny_folder(config, tiny) != folder
+    assert _tiny_folder(plain, plain.model.tiny) == without, "it has no lessons"
+    monkeypatch.setattr(known_models, "code_of_solutions", lambda name: "other code")
+    assert _tiny_folder(plain, plain.model.tiny) != without
+
+
+@pytest.mark.parametrize("recipe", ["agent-r", "ghpo", "icpo", "inspo", "r3l", "dyna-mind"])
+def test_the_solved_tasks_that_are_tried_make_lessons_of_each_form(recipe):
+    made = form_of_lessons(load(run_files(METHODS_FOLDER)[recipe]).learner)
+    assert made
+    assert made == form_of_lessons(load(run_files(METHODS_FOLDER)[recipe]).learner)
