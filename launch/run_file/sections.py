@@ -110,8 +110,8 @@ class ModelSection(Section):
     whole rendered conversation."""
     tiny: TinyModel | None = None
     cache: Path = Field(Path("runs/models"), strict=False)
-    """Folder in which tiny models are kept for later runs. Other settings, other files of the environment, other code of
-    its solutions or other lessons make another one."""
+    """Folder in which tiny models are kept for later runs. Other settings, other files of the environment, other code
+    of its solutions or other lessons make another one."""
 
     @property
     def local(self) -> bool:
