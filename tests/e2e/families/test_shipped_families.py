@@ -1,5 +1,8 @@
 """The shipped jobs of families and of replay run through all roles, and do what they are named for."""
 
+import subprocess
+import sys
+
 import pytest
 
 from launch.commands import retrain
@@ -48,6 +51,30 @@ def test_episodes_are_refined_by_what_really_followed(offbeat):
     assert {0, 1} in trained_stages(run.folder), "plain and refined episodes are trained"
     assert run.steps[-1]["family/children"] > 0
     assert any("family/refined_share" in step for step in run.steps)
+
+
+FROZEN = '{name="frozen", url="own", max_tokens=12, timeout_s=600.0, rest_s=0.0}'
+VERDICTS = {
+    "policy": ["learner.family.from_version=2", "learner.steps=8"],
+    # The model of [judge] is that with which the run starts, so version 0 of the policy judges to the end.
+    "pinned": [
+        *("learner.family.from_version=0", "learner.steps=8"),
+        *("judge.threads=1", f"actor.teachers=[{FROZEN}]", "learner.family.judge=frozen"),
+    ],
+}
+
+
+@pytest.mark.parametrize("judge", VERDICTS)
+def test_steps_with_verdicts_are_trained_again_bit_for_bit(offbeat, judge):
+    run = offbeat("methods/families/fapo", *SETTINGS, *VERDICTS[judge], timeout_s=800)
+    said = [step for step in run.steps if "family/readable_share" in step]
+    assert sum(step["family/readable_share"] for step in said) / len(said) > 0.5
+    assert any(step.get("family/flawed_share", 0.0) > 0 for step in said)
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.cli", "retrain", str(run.folder)],
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert "equal to those of the run, bit for bit" in done.stdout, done.stdout + done.stderr[-3000:]
 
 
 ACTS = {
