@@ -53,7 +53,7 @@ def test_episodes_are_refined_by_what_really_followed(offbeat):
     assert any("family/refined_share" in step for step in run.steps)
 
 
-FROZEN = '{name="frozen", url="own", max_tokens=12, timeout_s=600.0, rest_s=0.0}'
+FROZEN = '{name="frozen", url="own", max_tokens=12, temperature=1.0, timeout_s=600.0, rest_s=0.0}'
 VERDICTS = {
     "policy": ["learner.family.from_version=2", "learner.steps=8"],
     # The model of [judge] is that with which the run starts, so version 0 of the policy judges to the end.
