@@ -37,15 +37,17 @@ BUDGETS = {
     "wide_lake": Budget(16_000, "steps"),
     "instructions": Budget(12_000),
     "modes": Budget(60_000),
+    "lucky": Budget(100_000),
 }
 """Budget of a run, by task."""
 
-Measure = Literal["final", "area", "calls", "first", "cost"]
+Measure = Literal["final", "area", "calls", "first", "cost", "flawed"]
 """Subject of a bar. "final": the share of solved trajectories in the last fifth of the budget; "area": this share
 over all of it; "calls": the mean number of tool calls in the last fifth, of which less is better; "first": the share of
 trajectories behind the first of several instructions, the one that helps, in the last fifth; "cost": the action tokens
-per right answer in the last fifth, of which less is better. Only trajectories from the task's own prompt count: none
-that was given a hint or forced into a mode, and none that began in the middle of another one."""
+per right answer in the last fifth, of which less is better; "flawed": the share of right answers in the last fifth that
+were reached by a wrong way, of which less is better. Only trajectories from the task's own prompt count: none that was
+given a hint or forced into a mode, and none that began in the middle of another one."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Bar:
     over: str
     """Name of the arm that is the baseline."""
     least: float
-    """Smallest median of the paired difference. Of "calls" and "cost" it is the share that is saved."""
+    """Smallest median of the paired difference. Of "calls", "cost" and "flawed" it is the share that is saved."""
     better: bool = True
     """True if the interval of the difference must lie above 0; False: the arm only has to be as good."""
     reach: float | None = None
@@ -121,6 +123,8 @@ _ARMS = (
     Arm("grpo-modes", "modes", "grpo"),
     Arm("a2fm", "modes", "a2fm"),
     Arm("inspo", "instructions", "inspo", selection=_SIX),
+    Arm("grpo-lucky", "lucky", "grpo", {"working": 0.0}),
+    Arm("fapo", "lucky", "fapo", {"working": 0.0}, family={"truth": "working"}),
 )
 ARMS = {arm.name: arm for arm in _ARMS}
 """All arms by name."""
@@ -194,6 +198,13 @@ CLAIMS = (
         "a right answer costs a fifth fewer tokens at equal accuracy",
         (Bar("cost", "grpo-modes", 0.2), Bar("final", "grpo-modes", -0.01, better=False)),
         "recipes/rewards.md#a2fm",
+    ),
+    Claim(
+        "FAPO",
+        "fapo",
+        "a judge that learns from planted mistakes halves the right answers by a flawed way, at equal accuracy",
+        (Bar("flawed", "grpo-lucky", 0.5), Bar("final", "grpo-lucky", -0.02, better=False)),
+        "recipes/families.md#fapo",
     ),
 )
 

@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _shown(cell: Cell) -> dict[str, Any]:
     """Return a run for the published file: its numbers, without the batches."""
-    numbers = {name: round(value_of(cell, name), 4) for name in ("final", "area", "calls", "cost")}
+    numbers = {name: round(value_of(cell, name), 4) for name in ("final", "area", "calls", "cost", "flawed")}
     rest = {k: v for k, v in asdict(cell).items() if k != "curve"}
     last = cell.curve[-1]
     used = {"tokens": last.tokens, "environment_steps": last.steps, "repeated_steps": last.repeated}

@@ -16,7 +16,7 @@ from benchmarks.real_system import CountingSession, System, lag_is_exact, learni
 from benchmarks.report import half_interval, pyplot, spread
 from launch.run_file.sections import RunConfig
 from learner.intake.evaluation import mean_rewards, share_correct
-from learner.rewards import forced_mode
+from learner.rewards import as_given, forced_mode, total_of
 from learner.settings.advantages import GroupReward, ModesReward
 from learner.trajectory import Trajectory, Unit
 from protocol import names
@@ -42,6 +42,8 @@ class Point(NamedTuple):
     """Share of the trajectories behind the first of several instructions."""
     length: float = 0.0
     """Mean number of action tokens."""
+    flawed: float = 0.0
+    """Share of the right answers whose way was wrong, where the task says both."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,15 @@ def next_point(before: Point, units: Sequence[Unit], group: GroupReward | None =
         repeated=before.repeated + sum(map(repeated_steps, sampled)),
         first=sum(names.choice_of(t.group_id).instruction == 0 for t in plain) / max(1, len(plain)),
         length=sum(t.action_tokens for t in plain) / max(1, len(plain)),
+        flawed=flawed_share(plain),
     )
+
+
+def flawed_share(answers: Sequence[Trajectory]) -> float:
+    """Return the share of the right answers whose way was wrong, by the rewards "right" and "working" of a task."""
+    given = [as_given(t) for t in answers]
+    right = [t for t in given if total_of(t, "right") > 0]
+    return sum(total_of(t, "working") <= 0 for t in right) / max(1, len(right))
 
 
 def is_plain(t: Trajectory, group: GroupReward | None = None) -> bool:
@@ -169,7 +179,7 @@ def value_of(cell: Cell, measure: Measure) -> float:
     return sum(float(getattr(point, OF_POINTS[measure])) for point in last) / len(last)
 
 
-OF_POINTS: Mapping[Measure, str] = {"final": "solved", "calls": "calls", "first": "first"}
+OF_POINTS: Mapping[Measure, str] = {"final": "solved", "calls": "calls", "first": "first", "flawed": "flawed"}
 """Measures that are means over batches, each with the number of a batch."""
 
 
@@ -276,9 +286,10 @@ WORDS: Mapping[Measure, str] = {
     "calls": "calls saved",
     "first": "share of the first instruction, last fifth",
     "cost": "tokens per right answer saved",
+    "flawed": "flawed right answers saved",
 }
 """Measures in words."""
-SAVED: tuple[Measure, ...] = ("calls", "cost")
+SAVED: tuple[Measure, ...] = ("calls", "cost", "flawed")
 """Measures of which less is better; a difference is the share that is saved."""
 ALONE = ("| task | bar | paired difference | seeds | verdict |", "|---|---|---|---|---|")
 """Head of the table of one claim."""

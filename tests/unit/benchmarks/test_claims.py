@@ -41,12 +41,12 @@ from launch.model import make_tokenizer, save_tokenizer
 from launch.preflight.environment import lacking
 from launch.run_file.load import load
 from learner.population import Population
-from learner.rewards import needed_marks, needed_rewards
+from learner.rewards import needed_marks, needed_rewards, with_rewards
 from learner.selection import Answer
 from learner.settings.advantages import GroupAdvantage
 from learner.settings.rules import contradictions
 from learner.trajectory import Unit, UnitPart
-from protocol.messages.episodes import Turn, TurnMark
+from protocol.messages.episodes import Reward, Turn, TurnMark
 from tests.trajectories import make_turns
 
 OTC = next(claim for claim in CLAIMS if claim.name == "OTC")
@@ -475,6 +475,34 @@ def test_the_arms_with_modes_differ_in_the_reward_of_the_group_alone():
     assert treated.learner.model_copy(update={"reward": plain.learner.reward}) == plain.learner
     assert plain.env.params["modes"]
     assert not list(contradictions(treated.learner))
+
+
+def test_the_arms_with_a_judge_differ_in_family_and_rewards_alone():
+    plain, treated = (configured(ARMS[name]) for name in ("grpo-lucky", "fapo"))
+    assert treated.learner.family.kind == "verdict"
+    assert treated.learner.family.truth == "working"
+    surrogate = treated.learner.algorithm.surrogate
+    assert surrogate.model_copy(update={"high": plain.learner.algorithm.surrogate.high}) == (
+        plain.learner.algorithm.surrogate
+    )
+    algorithm = treated.learner.algorithm.model_copy(update={"surrogate": plain.learner.algorithm.surrogate})
+    same = {"family": None, "reward": plain.learner.reward, "algorithm": algorithm}
+    assert treated.learner.model_copy(update=same) == plain.learner
+    assert not list(contradictions(treated.learner))
+
+
+def test_right_answers_by_a_wrong_way_are_counted_by_what_the_environment_gave():
+    given = [{"right": 1.0, "working": 1.0}, {"right": 1.0, "working": 0.0}, {"right": 0.0, "working": 0.0}]
+    members = [
+        make_turns(f"0g0.{place}.0", [rewards]) for place, rewards in enumerate([*given, {"verdict": 1.0}])
+    ]
+    # The learner composes rewards: a flawed answer has a penalty, and the working counts nothing.
+    members[0] = with_rewards(members[0], [Reward("right", 1, -1.0)])
+    point = next_point(Point(0, 0.0, 0.0), [Unit("g0", "g0", members)])
+    assert point.flawed == 0.5
+    cells = (cell("fapo", curve=[point]), cell("grpo-lucky", curve=[point._replace(flawed=0.8)]))
+    found = difference(Bar("flawed", "grpo-lucky", 0.5), *({0: one} for one in cells))
+    assert found.values == (pytest.approx(0.375),)
 
 
 def test_a_forced_member_is_not_counted_and_a_right_answer_has_a_price():
