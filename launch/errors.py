@@ -10,7 +10,7 @@ LaunchError
 ├── NothingTrained   the run ended before its first step
 ├── TooSlow          too little happened to measure anything
 ├── NoAnswer         the broker did not return its status
-│   └── NoHead       no broker has answered a host since its start (come back)
+│   └── NoHead       the head has not answered a host since its start (come back)
 ├── HeadGone         no broker has answered any start of a host for too long (final)
 ├── BadQuestion      the address of a page asks for something that cannot be asked
 └── NotKept          the address of a page names something that is not there, or not any more
@@ -96,7 +96,7 @@ class NoAnswer(LaunchError, ConnectionError):
 
 
 class NoHead(NoAnswer):
-    """No broker has answered a host since its start; a later start may find one."""
+    """Broker or weights server of the head have not answered a host since its start; a later start may find them."""
 
     again: ClassVar[bool] = True
 

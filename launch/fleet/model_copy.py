@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from launch.errors import ConfigError, LaunchError
+from launch.errors import ConfigError, LaunchError, NoHead
 from launch.fleet.ticket import READ_BYTES, ModelFile, Ticket
 from protocol.security.http import Access, access
 from protocol.weights.server import MODEL_FILE
@@ -27,7 +27,7 @@ UNAVAILABLE = 503
 
 
 class ModelNotFetched(LaunchError):
-    """The weights server did not send the model; a later start may find it there."""
+    """The weights server refuses the model, or has sent other bytes; a later start may find it there."""
 
 
 class FetchStopped(LaunchError):
@@ -75,7 +75,8 @@ def model_of_ticket(
     Raises:
         FetchStopped: it was.
         ConfigError: the ticket names a file that no server would send, or no weights server.
-        ModelNotFetched: the server has not sent the model, or other bytes.
+        NoHead: the server does not answer any more.
+        ModelNotFetched: the server refuses, or has sent other bytes.
     """
     if not ticket.model:
         return None
@@ -126,7 +127,7 @@ def _fetch(url: str, file: ModelFile, path: Path, given: Access, leaving: Callab
         except (OSError, http.client.HTTPException) as error:
             why = str(error)
         if time.monotonic() > deadline:
-            raise ModelNotFetched(f"{url}: {why}; does the weights server run, is the way to it open?")
+            raise NoHead(f"{url}: {why}; does the weights server run, is the way to it open?")
         time.sleep(RETRY_S)
 
 

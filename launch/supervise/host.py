@@ -490,7 +490,6 @@ def run_host(
             keys, sources = unpack(ticket, folder)
             if not await_head(ticket.config.broker.http, http_keys(ticket.config, keys), course):
                 return _ended_before_start(note)
-            search.found()
             model = model_of_ticket(
                 ticket, keys, cache_folder(environment), note, leaving=lambda: course.leaving
             )
@@ -503,6 +502,8 @@ def run_host(
                 grace_s=grace_s,
                 overrides=options.overrides,
             )
+            # A head that answers, and whose weights server never does, ends the search, too.
+            search.found()
             size = model_size(model) if model is not None else None
             decided = decided_on_host(config, name, size)
             for remark in decided.remarks:

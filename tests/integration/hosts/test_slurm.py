@@ -170,7 +170,11 @@ def test_tasks_that_start_before_their_head_are_queued_again_and_join_it(cluster
     for role in roles:
         (tmp_path / f"{role}.ticket").rename(tmp_path / "runs/run.launch/tickets" / f"{role}.ticket")
     for role in roles:
-        until(lambda role=role: "starts look for it since" in log_of(role), "it finds no head", PATIENCE_S)
+        until(
+            lambda role=role: starts(role) and "starts look for it since" in log_of(role),
+            "it finds no head",
+            PATIENCE_S,
+        )
         before = starts(role)
         until(lambda role=role, before=before: starts(role) > before, "it is requeued", PATIENCE_S)
 

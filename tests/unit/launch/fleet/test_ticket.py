@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.errors import ConfigError
+from launch.errors import COME_BACK, ConfigError, NoHead, exit_code
+from launch.fleet import model_copy
 from launch.fleet import ticket as tickets
 from launch.fleet.model_copy import FetchStopped, model_of_ticket
 from launch.fleet.ticket import (
@@ -28,6 +29,7 @@ from launch.fleet.ticket import (
     unpack,
     write_ticket,
 )
+from launch.processes import free_port
 from launch.run_file.load import check
 from launch.run_folder import ASKED, CONFIG, save_config
 from protocol.security import key_files
@@ -266,10 +268,23 @@ def test_the_command_prints_one_line_and_no_secret(run, tmp_path, monkeypatch, c
     assert io.StringIO(printed.err).readline()
 
 
+def with_model(port):
+    """Return a ticket whose model comes from a port."""
+    one = {"config.json": ModelFile(nbytes=2, sha256="0" * 64)}
+    return SimpleNamespace(model=one, weights=f"http://127.0.0.1:{port}")
+
+
+def test_a_weights_server_that_does_not_answer_is_looked_for_as_a_head_is(tmp_path, monkeypatch):
+    """The head may have died since its broker answered, and engines start the host again when it is back."""
+    monkeypatch.setattr(model_copy, "TRY_S", 0.0)
+    with pytest.raises(NoHead, match="does the weights server run") as caught:
+        model_of_ticket(with_model(free_port()), None, tmp_path / "cache", lambda _: None)
+    assert exit_code(caught.value) == COME_BACK
+    assert not list((tmp_path / "cache").iterdir())
+
+
 def test_a_signal_ends_the_fetch_of_a_model_and_leaves_nothing(tmp_path):
-    ticket = SimpleNamespace(
-        model={"config.json": ModelFile(nbytes=2, sha256="0" * 64)}, weights="http://127.0.0.1:9"
-    )
+    ticket = with_model(9)
     with pytest.raises(FetchStopped, match="a signal came"):
         model_of_ticket(ticket, None, tmp_path / "cache", lambda _: None, leaving=lambda: True)
     assert not list((tmp_path / "cache").iterdir())
