@@ -96,13 +96,15 @@ def test_a_fleet_under_slurm(fleet, cluster, tmp_path, capfd):
     assert "Slurm starts 2" in capfd.readouterr().out
     await_generators(fleet, 3)
 
-    # Down: the youngest drains, its task is complete and stays away.
-    youngest = min(generators(fleet), key=hosts(fleet).get)
+    # Down: the youngest drains, its task is complete and stays away. The two that came last may have come together.
+    before = set(generators(fleet))
+    eldest = max(before, key=hosts(fleet).get)
     assert main(["scale", "runs/run", "generators=2"]) == 0
     await_generators(fleet, 2)
-    assert youngest not in generators(fleet)
+    (gone,) = before - set(generators(fleet))
+    assert gone != eldest
     name = "offbeat-run-generators"
-    number = youngest.removeprefix("g-")
+    number = gone.removeprefix("g-")
     until(lambda: number not in cluster.tasks(name), "the task is complete", PATIENCE_S)
 
     # Preempted: the task drains within its grace, gives nothing up, and waits to come back.
@@ -128,7 +130,11 @@ def test_a_fleet_under_slurm(fleet, cluster, tmp_path, capfd):
 
 
 def test_tasks_that_start_before_their_head_are_queued_again_and_join_it(cluster, tmp_path, monkeypatch):
-    """First without a ticket, then with one of an earlier start of the head."""
+    """First without a ticket, then with one of an earlier start of the head.
+
+    Slurm holds each requeued task back for two minutes. A start that is let go at once may meet the end of the last one
+    on its node, and fails with code 1.
+    """
     run = CountedRun(tmp_path, tmp_path / "bin" / "offbeat")
     impatient = tmp_path / "bin" / "offbeat.py"
     impatient.write_text("from launch.supervise import host\nhost.HEAD_S = 1.0\n" + impatient.read_text())
@@ -145,9 +151,7 @@ def test_tasks_that_start_before_their_head_are_queued_again_and_join_it(cluster
     arrays = {role: cluster.run("sbatch", "--parsable", f"runs/run.launch/{role}.sbatch") for role in roles}
 
     def starts(role):
-        """Return how often the task of an array was requeued; it is not held back once its last start is gone."""
-        if cluster.tasks(f"offbeat-run-{role}").get("0", ("",))[0] == "PENDING":
-            cluster.run("scontrol", "update", f"JobId={arrays[role]}", "StartTime=now")
+        """Return how often the task of an array was requeued."""
         found = re.search(r"Restarts=(\d+)", cluster.run("scontrol", "show", "job", arrays[role]))
         return int(found[1]) if found else 0
 
@@ -171,21 +175,14 @@ def test_tasks_that_start_before_their_head_are_queued_again_and_join_it(cluster
         (tmp_path / f"{role}.ticket").rename(tmp_path / "runs/run.launch/tickets" / f"{role}.ticket")
     for role in roles:
         until(
-            lambda role=role: starts(role) and "starts look for it since" in log_of(role),
+            lambda role=role: "starts look for it since" in log_of(role),
             "it finds no head",
-            PATIENCE_S,
+            2 * PATIENCE_S,
         )
-        before = starts(role)
-        until(lambda role=role, before=before: starts(role) > before, "it is requeued", PATIENCE_S)
+        until(lambda role=role: starts(role) >= 2, "it is requeued", PATIENCE_S)
 
     head = cluster.run("sbatch", "--parsable", "runs/run.launch/head.sbatch")
-
-    def joined():
-        for role in roles:
-            starts(role)
-        return run.hosts() == {"g-0", "a-0"}
-
-    until(joined, "the tasks have joined the head", 2 * PATIENCE_S)
+    until(lambda: run.hosts() == {"g-0", "a-0"}, "the tasks have joined the head", 2 * PATIENCE_S)
     run.go_on(3, PATIENCE_S)
     (run.folder / ENOUGH).touch()
     jobs = ",".join([head, *arrays.values()])
