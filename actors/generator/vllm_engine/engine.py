@@ -18,7 +18,7 @@ from actors.errors import EngineFailed, ModelNotLoaded, RequestRefused
 from actors.generator.engine import Request, VersionedEngine
 from actors.generator.requests import stamp
 from actors.generator.vllm_engine.one_process import in_this_process
-from actors.generator.vllm_engine.plugin import PARENT, is_registered
+from actors.generator.vllm_engine.plugin import PARENT, is_registered, prepare_forks
 from actors.generator.vllm_engine.routes import RouteReader, allow_on_cpu
 from actors.generator.vllm_engine.socket_folder import make_socket_folder
 from actors.generator.weights.staging import ADAPTER, ADAPTER_NUMBER, tensor_table
@@ -67,6 +67,8 @@ def check_platform(config: GeneratorConfig, platform: Platform) -> None:
 BACKEND = "offbeat_file"
 SOCKETS = "VLLM_RPC_BASE_PATH"
 """Variable with the folder of vLLM's sockets."""
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+"""Variable that says how vLLM starts its processes: "fork", its default where there is a GPU, or "spawn"."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM makes room; a smaller one fits in."""
 WORKER_EXTENSION = "actors.generator.vllm_engine.worker.WeightWorker"
@@ -379,16 +381,25 @@ class VllmEngine(VersionedEngine):
         from vllm.v1.engine.async_llm import AsyncLLM
 
         check_platform(config, current_platform)
-        arguments = engine_arguments(config, model=model, seed=seed, cpu=current_platform.is_cpu())
+        cpu = current_platform.is_cpu()
+        arguments = engine_arguments(config, model=model, seed=seed, cpu=cpu)
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
         if one_process:
             # A step that is prepared in advance would be computed with the weights of before.
             arguments["async_scheduling"] = False
         allow_on_cpu()
         stats = SchedulerGauges()
+        method = os.environ.get(START_METHOD, "fork")
+        described = described_to_vllm(vllm, arguments)
+        if cpu and config.tensor_parallel_size == 1:
+            # On a CPU vLLM asks for a new process, which imports everything a second time: half of the start. Its
+            # workers would have to be new, and here the engine is the worker.
+            os.environ[START_METHOD] = method
+        if not one_process:
+            prepare_forks()
         with in_this_process() if one_process else contextlib.nullcontext():
             llm = AsyncLLM.from_vllm_config(
-                described_to_vllm(vllm, arguments),
+                described,
                 stat_loggers=[stat_logger(stats)],
                 disable_log_stats=arguments["disable_log_stats"],
             )
