@@ -376,7 +376,7 @@ def test_a_suite_that_ends_leaves_no_connection_open(folder):
                 await begun(played)
 
     try:
-        # One end in fifteen left a connection.
+        # Of 560 ends, 23 left a connection before `close` waited.
         for _ in range(80):
             asyncio.run(begin_and_end())
             gc.collect()
