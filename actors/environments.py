@@ -237,7 +237,7 @@ class EnvironmentLoop:
         for task in (tasks := asyncio.all_tasks(self._loop)):
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        # What they closed is let go in the step after.
+        # Connections that they closed, or the suite did, are let go in the step after.
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 

@@ -366,9 +366,8 @@ def _tiny_folder(config: RunConfig, tiny: TinyModel) -> Path:
         text += form_of_lessons(learner)
     text += config.env.model_dump_json(exclude={"content"})
     text += fingerprint(config.env.name, config.env.params)
-    text += "".join(
-        map(code_of_solutions, (config.env.name, *(table["name"] for table in env_tables(config))))
-    )
+    suites = dict.fromkeys((config.env.name, *(table["name"] for table in env_tables(config))))
+    text += "".join(map(code_of_solutions, suites))
     length = config.generator.max_model_len
     key = hashlib.sha256(f"{RECIPE_VERSION} {length} {text}".encode()).hexdigest()[:16]
     return config.model.cache / f"tiny-{key}"

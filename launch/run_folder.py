@@ -311,7 +311,7 @@ def create(
 
     Raises:
         ConfigError: there is no folder to resume, the folder cannot be made, or with ``only`` it holds something else.
-        FolderInUse: with ``only``: another process holds the folder.
+        FolderInUse: with ``only``: another process holds the folder. Always: it was made by one just now.
     """
     base = config.run.dir / config.run.name
     if isinstance(resume, Path):

@@ -90,8 +90,6 @@ class EnvironmentClient:
         if self._session is not None:
             await self._session.close()
             self._session = None
-            # Transports close in the next step of the loop, which may be the last one of this thread.
-            await asyncio.sleep(0)
 
     async def _once(
         self, method: str, path: str, content: Mapping[str, Any] | None, until: float

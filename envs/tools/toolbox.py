@@ -242,6 +242,8 @@ class LoopThread:
         for task in (tasks := asyncio.all_tasks(loop)):
             task.cancel()
         loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        # Connections that they closed are let go in the step after.
+        loop.run_until_complete(asyncio.sleep(0))
         loop.close()
 
 
