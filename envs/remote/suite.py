@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -46,6 +47,7 @@ class EnvironmentClient:
         self.failed_at = float("-inf")
         """Monotonic time at which the server last did not answer."""
         self._session: aiohttp.ClientSession | None = None
+        self._sockets = weakref.WeakSet[socket.socket]()
 
     async def ask(
         self, method: str, path: str, content: Mapping[str, Any] | None, until: float, *, patient: bool = True
@@ -86,17 +88,39 @@ class EnvironmentClient:
         raise refused
 
     async def close(self) -> None:
-        """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        """Close the connections.
+
+        An encrypted one that a refusal or a cancelled request closed waits for its server's goodbye, for up to 30 s,
+        and the session does not know it any more. It is told that its server is gone.
+        """
+        if self._session is None:
+            return
+        await self._session.close()
+        self._session = None
+        for made in self._sockets:
+            # One that was closed, or never connected, refuses this.
+            with contextlib.suppress(OSError):
+                made.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                # Their transports have no event for this.
+                while any(made.fileno() >= 0 for made in self._sockets):  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+
+    def _socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        """Return a socket for a connection, and remember it for the end."""
+        made = socket.socket(*address[:3])
+        self._sockets.add(made)
+        return made
 
     async def _once(
         self, method: str, path: str, content: Mapping[str, Any] | None, until: float
     ) -> tuple[int, bytes]:
         if self._session is None:
             # Each episode may have a request under way.
-            connector = aiohttp.TCPConnector(limit=0, ssl=self._access.context or True)
+            connector = aiohttp.TCPConnector(
+                limit=0, ssl=self._access.context or True, socket_factory=self._socket
+            )
             self._session = aiohttp.ClientSession(
                 connector=connector, headers=dict(self._access.headers), timeout=aiohttp.ClientTimeout()
             )
@@ -169,7 +193,6 @@ class RemoteSuite:
         self._client = f"{socket.gethostname()[:32]}-{os.getpid()}-{secrets.token_hex(4)}"
         self._suite: object = None
         """Fingerprint of the suite that the servers have; None: no episode has begun."""
-        self._ending = asyncio.Event()
         self._present: dict[EnvironmentClient, asyncio.Task[None]] = {}
         """Tasks that tell servers that this client is there."""
         self._orphans = list[tuple[EnvironmentClient, str, bool]]()
@@ -208,15 +231,10 @@ class RemoteSuite:
         return {"servers_lost_total": float(self._lost)}
 
     async def close(self) -> None:
-        self._ending.set()
-        if presence := list(self._present.values()):
-            # A request that is cut off leaves an encrypted connection that waits for its server's goodbye, and the
-            # session does not know it any more. So a request under way may end.
-            _, late = await asyncio.wait(presence, timeout=CLOSE_S)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late, timeout=CLOSE_S)
+        for task in self._present.values():
+            task.cancel()
+        if self._present:
+            await asyncio.wait(self._present.values(), timeout=CLOSE_S)
         for server in self._servers:
             await server.close()
 
@@ -289,7 +307,7 @@ class RemoteSuite:
     async def _stay_present(self, server: EnvironmentClient) -> None:
         """Tell a server that this client is still there, and which episodes nobody plays."""
         lease_s = FIRST_LEASE_S
-        while not self._ending.is_set():
+        while True:
             # A server that does not answer is found by the next step.
             with contextlib.suppress(EnvError):
                 if server.episodes:
@@ -299,8 +317,7 @@ class RemoteSuite:
             for orphan in [orphan for orphan in self._orphans if orphan[0] is server]:
                 self._orphans.remove(orphan)
                 await _end(*orphan)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), lease_s / 6)
+            await asyncio.sleep(lease_s / 6)
 
     def _ask_now(self, method: str, path: str, content: Mapping[str, Any] | None) -> dict[str, Any]:
         """Ask the first server from plain code, in a thread that has an event loop of its own."""

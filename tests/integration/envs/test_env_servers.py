@@ -1,11 +1,15 @@
 """Episodes are played by real server processes, which are killed, come back, and outlive their clients."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
+import threading
 import time
 
 import aiohttp
@@ -359,26 +363,63 @@ async def test_other_hosts_need_the_token_and_are_encrypted(folder):
         server.kill()
 
 
-def test_a_suite_that_ends_leaves_no_connection_open(folder):
-    """It may end in the middle of the handshake by which it would tell the server that it is there.
+@contextlib.contextmanager
+def refuses_and_stays(keys):
+    """Give the address of a server that refuses every request, and then neither ends its connections nor reads."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(keys / "http.crt", keys / "http.key")
+    answer = b"HTTP/1.1 401 Unauthorized\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    open_ones = []
 
-    A connection that is left warns when it is collected, and a warning is an error.
-    """
+    def serve(listener):
+        with contextlib.suppress(OSError):
+            while True:
+                encrypted = context.wrap_socket(listener.accept()[0], server_side=True)
+                open_ones.append(encrypted)
+                encrypted.recv(2**16)
+                encrypted.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        try:
+            yield f"https://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for one in open_ones:
+                one.close()
+
+
+def end_of_a_refused_suite(url, keys):
+    async def begin_and_end():
+        async with Played(make_suite("remote", {"url": url, "keys": str(keys)})) as played:
+            with pytest.raises(ServiceFailed, match="is it the token"):
+                await begun(played)
+
+    asyncio.run(begin_and_end())
+    # A connection that is left warns when it is collected, and a warning is an error.
+    gc.collect()
+
+
+def test_a_suite_that_ends_waits_for_no_goodbye(folder):
+    key_files.make(folder / "keys", ())
+    with refuses_and_stays(folder / "keys") as url:
+        before = time.monotonic()
+        end_of_a_refused_suite(url, folder / "keys")
+        assert time.monotonic() - before < 15
+
+
+def test_a_suite_that_ends_leaves_no_connection_open(folder):
+    """It may end in the middle of the handshake by which it would tell the server that it is there."""
     keys, strangers = folder / "keys", folder / "strangers"
     for made in (keys, strangers):
         key_files.make(made, ())
     (strangers / "http.crt").write_bytes((keys / "http.crt").read_bytes())
     server = Server(folder, "--keys", keys)
-
-    async def begin_and_end():
-        async with Played(make_suite("remote", {"url": server.url, "keys": str(strangers)})) as played:
-            with pytest.raises(ServiceFailed, match="is it the token"):
-                await begun(played)
-
     try:
-        # Of 560 ends, 23 left a connection before `close` waited.
+        # Of 560 ends, 23 left a connection before `close` saw to it.
         for _ in range(80):
-            asyncio.run(begin_and_end())
-            gc.collect()
+            end_of_a_refused_suite(server.url, strangers)
     finally:
         server.kill()
