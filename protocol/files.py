@@ -4,13 +4,19 @@ import fcntl
 import os
 import pwd
 import secrets
+import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from protocol.errors import NameTaken
+
+YOUNG_S = 60.0
+"""A held folder that was changed so lately may not be locked yet."""
 
 
 @contextmanager
@@ -169,6 +175,106 @@ def open_private_file(path: Path) -> int:
             return descriptor
         os.close(descriptor)
         raise taken(path)
+
+
+class HeldFolder:
+    """New folder of this user alone, which this process holds until it ends.
+
+    The kernel releases it then, for whatever reason. So it is known to be left behind also between containers that
+    share a folder and do not see each other's processes. What replaces this process by ``exec`` goes on to hold it.
+
+    Args:
+        root: folder to make it in.
+        prefix: beginning of its name.
+
+    Example:
+        >>> held = HeldFolder(Path(tempfile.mkdtemp()), "stage-")
+        >>> held.path.is_dir(), left_behind(held.path, now=time.time() + 2 * YOUNG_S)
+        (True, False)
+        >>> held.remove()
+        >>> held.path.exists()
+        False
+    """
+
+    def __init__(self, root: Path, prefix: str) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+        self._lock: int | None = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.set_inheritable(self._lock, True)
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it. It may be removed again."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def left_behind(folder: Path, *, now: float) -> bool:
+    """Return whether every process that held a `HeldFolder` has ended.
+
+    Args:
+        now: seconds of the wall clock.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return now - os.fstat(descriptor).st_mtime > YOUNG_S
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def lock_if_free(path: Path) -> Iterator[bool | None]:
+    """Hold the lock of a file while the context lasts, if no process has it. The file is not made.
+
+    Yields:
+        Whether the lock was free; None if there is no such file, or one that this process may not read.
+
+    Example:
+        >>> lock = Path(tempfile.mkdtemp()) / "lock"
+        >>> def free():
+        ...     with lock_if_free(lock) as found:
+        ...         return found
+        >>> free()
+        >>> take = lambda: locked_file(lock, timeout_s=0.0, pause=lambda: None, late=lambda: OSError("late"))
+        >>> with take():
+        ...     free()
+        False
+        >>> free()
+        True
+    """
+    try:
+        # Another user may have put a link or a pipe here, which must not be followed or waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        yield None
+        return
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            yield None
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        # Its last holder may have removed it in between.
+        yield True if is_at(file, path) else None
+
+
+def is_at(file: IO[Any], path: Path) -> bool:
+    """Return whether an open file still has its name. Whoever locks one asks this, because its holder may remove it."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
 
 
 def taken(path: Path) -> NameTaken:

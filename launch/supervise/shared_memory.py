@@ -3,7 +3,8 @@
 A run's weights lie in ``offbeat-NAME-DIGEST``. `offbeat train` locks the file ``offbeat-NAME-DIGEST.owner``
 beside it for as long as it lives. The kernel releases the lock when the process ends, for whatever reason, so
 a folder whose lock is free belongs to nobody. This holds even between containers that share the memory but do
-not see each other's processes. Generators stage versions in ``offbeat-stage-RUN-GENERATOR-PID``.
+not see each other's processes. Generators stage versions in ``offbeat-stage-RUN-GENERATOR-...``, which they lock
+themselves.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from actors.generator.weights.staging import STAGE_PREFIX
 from launch.errors import ConfigError
 from learner.run_files import SHARED_MEMORY, weights_folder
 from protocol.errors import NameTaken
-from protocol.files import open_private_file
+from protocol.files import is_at, left_behind, lock_if_free, open_private_file
 
 OWNER = ".owner"
 LOCK_S = 5.0
@@ -42,12 +43,7 @@ def hold_folder(run_dir: Path) -> Iterator[None]:
         yield
         return
     path = folder.with_name(folder.name + OWNER)
-    try:
-        descriptor = open_private_file(path)
-    except NameTaken as error:
-        raise ConfigError(str(error)) from None
-    with open(descriptor, "w") as owner:
-        _lock(owner, path)
+    with _locked(path) as owner:
         owner.truncate()
         owner.write(str(run_dir.resolve()))
         owner.flush()
@@ -66,32 +62,36 @@ def sweep(root: Path = SHARED_MEMORY, *, now: float | None = None) -> list[Path]
     if not os.access(root, os.W_OK):
         return []
     now = time.time() if now is None else now
-    kept = {path.name.removesuffix(OWNER) for path in root.glob(f"offbeat-*{OWNER}") if _held(path)}
-    left = [path for path in root.glob("offbeat-*") if _removable(path) and _ownerless(path, kept, now)]
-    for path in left:
+    removed = [path for path in root.glob("offbeat-*") if _removable(path) and _remove_left(path, now)]
+    for owner in root.glob(f"offbeat-*{OWNER}"):
+        with lock_if_free(owner) as free:
+            if free and not owner.with_name(owner.name.removesuffix(OWNER)).exists():
+                _unlink(owner)
+    return removed
+
+
+def _remove_left(path: Path, now: float) -> bool:
+    """Remove a folder that no living process has. Return whether it was one."""
+    if path.name.startswith(CACHE_PREFIX):
+        return False
+    if path.name.startswith(STAGE_PREFIX):
+        if left := left_behind(path, now=now):
+            shutil.rmtree(path, ignore_errors=True)
+        return left
+    owner = path.with_name(path.name + OWNER)
+    # A run of this folder that starts meanwhile waits for the lock.
+    with lock_if_free(owner) as free:
+        if free is False or (free is None and now - _changed(path) <= UNOWNED_S):
+            return False
         shutil.rmtree(path, ignore_errors=True)
-        _unlink(path.with_name(path.name + OWNER))
-    for path in root.glob(f"offbeat-*{OWNER}"):
-        if path.name.removesuffix(OWNER) not in kept:
-            _unlink(path)
-    return left
+        _unlink(owner)
+        return True
 
 
 def _unlink(owner: Path) -> None:
     # In a folder for all users, only its owner may remove a name.
     with contextlib.suppress(OSError):
-        owner.unlink()
-
-
-def _ownerless(path: Path, kept: set[str], now: float) -> bool:
-    """Return whether no living process owns a folder, as far as this process can see."""
-    if path.name.startswith(STAGE_PREFIX):
-        run_and_generator, _, pid = path.name.removeprefix(STAGE_PREFIX).rpartition("-")
-        of_living_run = any(run_and_generator.startswith(f"{_run(name)}-") for name in kept)
-        return pid.isdecimal() and not of_living_run and not Path("/proc", pid).exists()
-    if path.name in kept or path.name.startswith(CACHE_PREFIX):
-        return False
-    return path.with_name(path.name + OWNER).exists() or now - _changed(path) > UNOWNED_S
+        owner.unlink(missing_ok=True)
 
 
 def _removable(path: Path) -> bool:
@@ -103,45 +103,34 @@ def _removable(path: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and os.geteuid() in (0, found.st_uid)
 
 
-def _run(name: str) -> str:
-    """Return the name of the run in ``offbeat-NAME-DIGEST``."""
-    return name.removeprefix("offbeat-").rpartition("-")[0]
-
-
 def _changed(folder: Path) -> float:
-    times = [folder.stat().st_mtime]
-    for path in folder.rglob("*"):
+    times = [0.0]
+    for path in (folder, *folder.rglob("*")):
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime)
     return max(times)
 
 
-def _lock(owner: IO[str], path: Path) -> None:
-    """Take the lock, with retries for `LOCK_S`.
+def _locked(path: Path) -> IO[str]:
+    """Return the file, opened and locked. Retries for `LOCK_S`.
 
     Raises:
-        ConfigError: another process holds the lock.
+        ConfigError: another process holds the lock, or a different user has the name.
     """
-    # Invariant: `_held` takes the lock for a moment to test it, so one failure does not prove an owner.
+    # Invariant: `sweep` takes the lock for a moment, so one failure does not prove an owner.
     deadline = time.monotonic() + LOCK_S
     while True:
         try:
-            return fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            owner = open(open_private_file(path), "w", encoding="utf-8")  # noqa: SIM115
+        except NameTaken as error:
+            raise ConfigError(str(error)) from None
+        try:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_at(owner, path):
+                return owner
         except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise ConfigError(
-                    f"{path} is held by another process; another run has the same folder"
-                ) from None
-            time.sleep(0.01)
-
-
-def _held(owner: Path) -> bool:
-    try:
-        # A different user may have put a link or a pipe here, which must not be followed or waited for.
-        with open(os.open(owner, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+            pass
+        owner.close()
+        if time.monotonic() > deadline:
+            raise ConfigError(f"{path} is held by another process; another run has the same folder")
+        time.sleep(0.01)

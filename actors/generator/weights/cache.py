@@ -19,7 +19,7 @@ import msgspec
 from actors.errors import Cancelled, NoRoom, SourceFailed, WrongBytes
 from actors.generator.weights.fetch import Source, fetch, reserve
 from protocol.errors import KeysUnusable, WeightsError
-from protocol.files import is_own_folder, locked_file, make_private_folder
+from protocol.files import is_at, is_own_folder, locked_file, make_private_folder
 from protocol.security.http import Access
 from protocol.weights.files import apply_delta, verify_bytes, verify_header
 from protocol.weights.format import DATA, MANIFEST, Base, Manifest, read_manifest, same_layout
@@ -115,7 +115,7 @@ class CacheFolder:
         """
         # Invariant: a process removes the cache only while it holds the users file exclusively. A shared lock
         # on a users file that is still at its path therefore keeps the cache.
-        if self._users is not None and _is_at(self._users, self.path / USERS):
+        if self._users is not None and is_at(self._users, self.path / USERS):
             return
         while True:
             make_private_folder(self.path)
@@ -123,7 +123,7 @@ class CacheFolder:
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 self._users = open(self.path / USERS, "ab")  # noqa: SIM115 (held as long as we use it)
                 fcntl.flock(self._users, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                if _is_at(self._users, self.path / USERS):
+                if is_at(self._users, self.path / USERS):
                     return
             self._pause()
 
@@ -157,13 +157,6 @@ def _remove(folder: Path) -> None:
     with contextlib.suppress(OSError):
         folder.rename(gone)
     threading.Thread(target=shutil.rmtree, args=(gone, True), name="weights removal", daemon=True).start()
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except OSError:
-        return False
 
 
 def _sweep(root: Path, *, but: Path) -> None:

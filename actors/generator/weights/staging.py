@@ -15,7 +15,7 @@ from actors.errors import EngineFailed, UpdateRefused
 from actors.generator.engine import SamplingEngine
 from actors.generator.weights.cache import Cache
 from protocol.errors import WeightsError
-from protocol.files import make_private_folder
+from protocol.files import HeldFolder, is_own_folder, left_behind
 from protocol.weights.files import untouched, verify_bytes, verify_header
 from protocol.weights.format import (
     DATA,
@@ -231,9 +231,6 @@ class Stage:
         root: folder in which the stage makes its own. None means shared memory.
         cache: cache of this host, for versions of a learner on a different host. The stage closes it.
         pace: is told how long versions take to come.
-
-    Raises:
-        NameTaken: the folder belongs to a different user.
     """
 
     def __init__(
@@ -249,11 +246,12 @@ class Stage:
         self._adapters = adapters
         root = root or shared_memory()
         self._cache = cache
-        for left in root.glob(f"{STAGE_PREFIX}{name}-*"):
-            if not Path("/proc", left.name.rpartition("-")[2]).exists():
+        prefix = f"{STAGE_PREFIX}{name}-"
+        for left in root.glob(f"{prefix}*"):
+            if is_own_folder(left) and left_behind(left, now=time.time()):
                 shutil.rmtree(left, ignore_errors=True)
-        self.folder = root / f"{STAGE_PREFIX}{name}-{os.getpid()}"
-        make_private_folder(self.folder)
+        self._held = HeldFolder(root, prefix)
+        self.folder = self._held.path
         self._expected = dict(expected)
         self._dtypes_settled = False
         # Invariant: one thread at a time fetches, and the event loop reads what it noted after it has ended.
@@ -307,7 +305,7 @@ class Stage:
     def close(self) -> None:
         if self._cache is not None:
             self._cache.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._held.remove()
 
     def _locate(self, announced: Announced) -> tuple[Path, bool]:
         """Return the path of the version's manifest, and whether that path is in this host's cache."""

@@ -18,7 +18,7 @@ from actors.generator.weights.staging import (
     link_or_copy,
     tensor_table,
 )
-from protocol.errors import NameTaken, WeightsError
+from protocol.errors import WeightsError
 from protocol.weights.files import write_version
 from protocol.weights.format import DATA, read_manifest
 
@@ -196,15 +196,18 @@ def test_a_version_that_is_gone_is_refused(tmp_path):
         stage_in(tmp_path).stage(Announced(0, 7, str(manifest_path)), "r")
 
 
-def test_what_a_killed_process_of_the_same_name_left_is_removed(tmp_path):
-    folder = stage_in(tmp_path).folder
-    # This process id is larger than any of Linux, so no such process lives.
-    dead = folder.with_name("offbeat-stage-generator-0-4194305")
+def test_what_a_killed_process_of_the_same_name_left_is_removed(tmp_path, monkeypatch):
+    stage = stage_in(tmp_path)
+    dead = stage.folder.with_name("offbeat-stage-generator-0-dead")
     dead.mkdir()
     (dead / "e0-v1.safetensors").write_bytes(b"left")
-    stage_in(tmp_path)
-    assert folder.exists()
+    monkeypatch.setattr("protocol.files.YOUNG_S", -1.0)
+    newer = stage_in(tmp_path)
+    assert stage.folder.exists()
+    assert newer.folder.exists()
     assert not dead.exists()
+    stage.close()
+    assert not stage.folder.exists()
 
 
 def test_the_table_tells_where_each_tensor_lies(tmp_path):
@@ -226,11 +229,12 @@ def test_weights_that_the_learner_did_not_announce_are_refused_wherever_they_lie
     assert stage.stage(Announced(0, 3, str(manifest), root=root), "r")[0].root == root
 
 
-def test_a_link_in_place_of_the_stage_is_refused(tmp_path):
-    (tmp_path / f"offbeat-stage-generator-0-{os.getpid()}").symlink_to(tmp_path / "target")
-    with pytest.raises(NameTaken, match="is a link"):
-        Stage("generator-0", SHAPES, root=tmp_path)
-    assert not (tmp_path / "target").exists()
+def test_nothing_that_others_planted_becomes_the_stage(tmp_path):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "offbeat-stage-generator-0-link").symlink_to(tmp_path / "target")
+    folder = Stage("generator-0", SHAPES, root=tmp_path).folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert list((tmp_path / "target").iterdir()) == []
 
 
 def test_a_foreign_cache_is_left_alone(tmp_path, monkeypatch):

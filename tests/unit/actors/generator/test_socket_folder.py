@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from actors.config import GeneratorConfig
-from actors.generator.vllm_engine import socket_folder
 from actors.generator.vllm_engine.engine import SOCKETS, prepare_environment
 from actors.generator.vllm_engine.socket_folder import LONGEST, PREFIX, make_socket_folder
 
@@ -62,7 +61,7 @@ def test_what_a_killed_process_left_goes_with_the_next_start(owner, root, monkey
     assert not gone.exists(), "an orderly end leaves nothing"
     young = make_socket_folder(root)
     assert left.exists(), "it is too young to tell"
-    monkeypatch.setattr(socket_folder, "YOUNG_S", -1.0)
+    monkeypatch.setattr("protocol.files.YOUNG_S", -1.0)
     newest = make_socket_folder(root)
     assert {path.name for path in root.iterdir()} == {
         *(path.name for path in (its, young, newest)), f"{PREFIX}file", f"{PREFIX}link",
@@ -76,7 +75,7 @@ def test_a_lock_outlives_exec(owner, root, monkeypatch):
     process.stdin.write("x\n")
     process.stdin.flush()
     assert process.stdout.readline() == "x\n"
-    monkeypatch.setattr(socket_folder, "YOUNG_S", -1.0)
+    monkeypatch.setattr("protocol.files.YOUNG_S", -1.0)
     make_socket_folder(root)
     assert folder.exists()
 

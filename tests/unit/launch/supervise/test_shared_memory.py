@@ -10,6 +10,7 @@ import pytest
 
 from launch.errors import ConfigError
 from launch.supervise import shared_memory
+from protocol.files import YOUNG_S
 
 
 @pytest.fixture
@@ -26,12 +27,6 @@ def weights(run_dir):
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"w")
     return folder
-
-
-def dead_pid():
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait(30)
-    return process.pid
 
 
 def test_a_held_folder_stays_and_goes_when_its_owner_does(shm, tmp_path):
@@ -54,17 +49,47 @@ def test_a_folder_nobody_signed_goes_after_a_day(shm, tmp_path):
     assert shared_memory.sweep(shm, now=now + shared_memory.UNOWNED_S + 60) == [folder]
 
 
-def test_staged_files_go_with_their_generator(shm, tmp_path):
-    gone, other = dead_pid(), dead_pid()
-    dead = shm / f"offbeat-stage-other-generator-0-{gone}"
-    alive = shm / f"offbeat-stage-other-generator-1-{os.getpid()}"
-    unseen = shm / f"offbeat-stage-mine-generator-0-{other}"
-    for folder in (dead, alive, unseen):
-        folder.mkdir()
-    with shared_memory.hold_folder(tmp_path / "mine"):
-        assert shared_memory.sweep(shm) == [dead]
-    assert alive.is_dir()
-    assert unseen.is_dir(), "a generator of a living run may be in another container"
+def test_staged_files_go_with_their_generator(shm):
+    """Its process may be one that cannot be seen from here, in a container that shares the memory."""
+    script = (
+        "import sys, time, pathlib\n"
+        "from protocol.files import HeldFolder\n"
+        "print(HeldFolder(pathlib.Path(sys.argv[1]), 'offbeat-stage-run-generator-0-').path, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    run = [sys.executable, "-c", script, str(shm)]
+    process = subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    staged = Path(process.stdout.readline().strip())
+    later = time.time() + 2 * YOUNG_S
+    assert shared_memory.sweep(shm, now=later) == []
+    process.kill()
+    process.communicate(timeout=60)
+    assert shared_memory.sweep(shm, now=time.time()) == [], (
+        "a folder may be so young that it is not locked yet"
+    )
+    assert shared_memory.sweep(shm, now=later) == [staged]
+
+
+def test_a_run_that_starts_while_another_sweeps_keeps_its_folder(shm, tmp_path, monkeypatch):
+    """Its owner's file is older than its lock, and the sweep may come in between."""
+    run_dir = tmp_path / "run"
+    folder = weights(run_dir)
+    opened = shared_memory.open_private_file
+    swept = []
+
+    def open_and_be_swept(path):
+        descriptor = opened(path)
+        if not swept:
+            swept.append(shared_memory.sweep(shm))
+        return descriptor
+
+    monkeypatch.setattr(shared_memory, "open_private_file", open_and_be_swept)
+    with shared_memory.hold_folder(run_dir):
+        assert swept == [[folder]], "what was left of an earlier run goes"
+        kept = weights(run_dir)
+        assert kept.with_name(kept.name + ".owner").exists()
+        assert shared_memory.sweep(shm, now=time.time() + 1e9) == []
+        assert kept.is_dir()
 
 
 def test_what_is_not_ours_stays(shm):
