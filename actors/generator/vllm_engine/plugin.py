@@ -24,26 +24,30 @@ def end_with_generator() -> None:
     `pyproject.toml` names this function as an entry point of the group ``vllm.general_plugins``. In processes of other
     programs it does nothing.
     """
-    if os.environ.get(PARENT):
-        _die_with_generator()
+    if parent := os.environ.get(PARENT):
+        if str(os.getppid()) == parent:
+            die_with_parent(int(parent))
         allow_on_cpu()
 
 
 @cache
 def prepare_forks() -> None:
     """Let each process that is forked off this one end with it, and leave this one's signals alone."""
-    os.register_at_fork(after_in_child=_begin_fork)
+    generator = os.getpid()
+    forks_now = generator
 
+    def note() -> None:
+        nonlocal forks_now
+        forks_now = os.getpid()
 
-def _begin_fork() -> None:
-    # The event loop of the generator would take a signal of its engine for one of its own (until Python 3.12).
-    signal.set_wakeup_fd(-1)
-    _die_with_generator()
+    def begin_fork() -> None:
+        # The event loop of the generator would take a signal of its engine for one of its own (until Python 3.12).
+        signal.set_wakeup_fd(-1)
+        # An engine's own forks have its copy of this hook. The generator may be dead by now.
+        if forks_now == generator and os.environ.get(PARENT) == str(generator):
+            die_with_parent(generator)
 
-
-def _die_with_generator() -> None:
-    if str(os.getppid()) == (parent := os.environ.get(PARENT, "")):
-        die_with_parent(int(parent))
+    os.register_at_fork(before=note, after_in_child=begin_fork)
 
 
 def is_registered() -> bool:

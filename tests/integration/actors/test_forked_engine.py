@@ -48,3 +48,30 @@ def test_a_fork_ends_with_its_generator_and_its_signals_stay_its_own():
     assert ends_by == [0, signal.SIGKILL, signal.SIGKILL]
     # Until Python 3.12 the loop takes the signal of a fork that was not prepared for its own.
     assert came == (1 if sys.version_info < (3, 12) else 0)
+
+
+ORPHAN = """
+import os, time
+from actors.generator.vllm_engine.plugin import PARENT, prepare_forks
+
+generator = os.getpid()
+os.environ[PARENT] = str(generator)
+
+
+def outlive():
+    while os.getppid() == generator:
+        time.sleep(0.001)
+
+
+os.register_at_fork(after_in_child=outlive)
+prepare_forks()
+if os.fork() == 0:
+    os.write(1, b"alive")
+os._exit(0)
+"""
+
+
+def test_a_fork_whose_generator_dies_before_it_can_ask_for_its_end_ends():
+    # This waits for the fork, too, which has the pipe.
+    done = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
