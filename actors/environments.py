@@ -23,6 +23,7 @@ from actors.errors import EnvironmentFailed, EnvironmentStuck
 from envs.base import HasGauges, Suite
 from envs.user_code import place_of_coroutine, place_of_error, place_of_thread
 from protocol.gauges import ENV
+from protocol.processes import end_loop
 
 log = logging.getLogger(__name__)
 
@@ -233,13 +234,7 @@ class EnvironmentLoop:
             except (SystemExit, KeyboardInterrupt) as error:
                 # The loop passes these on from a task that a call has begun. They must end neither it nor the thread.
                 log.warning("a task of an environment raised %r in %s", error, place_of_error(error))
-        # What was cancelled gets its chance to clean up.
-        for task in (tasks := asyncio.all_tasks(self._loop)):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        # Connections that they closed, or the suite did, are let go in the step after.
-        self._loop.run_until_complete(asyncio.sleep(0))
-        self._loop.close()
+        end_loop(self._loop)
 
     def _tick(self) -> None:
         # Invariant: the actor's thread only reads this number.

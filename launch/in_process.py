@@ -29,6 +29,7 @@ from launch.run_folder import http_keys, prepare_keys
 from launch.supervise.progress import MetricsTail, nothing_trained, progress_line, sentence
 from learner.run_files import METRICS, RESULT
 from protocol.direct import DIRECT
+from protocol.processes import end_loop
 from protocol.security.addresses import is_loopback
 from protocol.sockets import LoopLink
 
@@ -258,12 +259,8 @@ def loop_of_all_roles() -> Iterator[StandingLoop]:
         yield loop
     finally:
         time.monotonic = _monotonic
-        for task in (left := asyncio.all_tasks(loop)):
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
+        end_loop(loop)
         asyncio.set_event_loop(None)
-        loop.close()
 
 
 class Roles:

@@ -1,5 +1,6 @@
 """Processes of one host: none outlives the process that started it, and a lock says who may use a shared GPU."""
 
+import asyncio
 import ctypes
 import fcntl
 import json
@@ -37,6 +38,25 @@ def die_with_parent(parent: int = 0) -> None:
     # The parent may have died before the request.
     if parent and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel the tasks of an event loop that does not run, let them clean up, and close it.
+
+    Example:
+        >>> loop = asyncio.new_event_loop()
+        >>> task = loop.create_task(asyncio.sleep(60))
+        >>> end_loop(loop)
+        >>> task.cancelled(), loop.is_closed()
+        (True, True)
+    """
+    for task in (tasks := asyncio.all_tasks(loop)):
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    # Connections that they closed are let go in the step after.
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
 
 
 class EarlySigterm:

@@ -23,6 +23,7 @@ from envs.base import ToolSchema
 from envs.calls import Call
 from envs.errors import EnvError, ServiceFailed
 from envs.user_code import place_of_thread
+from protocol.processes import end_loop
 
 _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Note|Notes):\s*$")
@@ -239,12 +240,7 @@ class LoopThread:
     def _run(loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         loop.run_forever()
-        for task in (tasks := asyncio.all_tasks(loop)):
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        # Connections that they closed are let go in the step after.
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
+        end_loop(loop)
 
 
 def frame_of(thread: threading.Thread) -> FrameType | None:
