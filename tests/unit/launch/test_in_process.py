@@ -69,18 +69,18 @@ def test_no_deadline_passes_while_a_turn_of_the_loop_takes_long(monkeypatch):
         async def stop_in_a_debugger():
             before = time.monotonic()
             await asyncio.sleep(0)
-            time.sleep(0.5)  # noqa: ASYNC251  # a person looks at variables
+            time.sleep(1.5)  # noqa: ASYNC251  # a person looks at variables
             await asyncio.sleep(0)
             return time.monotonic() - before
 
         async def in_time():
-            async with asyncio.timeout(0.3):
+            async with asyncio.timeout(1.0):
                 return await stop_in_a_debugger()
 
         began = time.monotonic()
-        assert loop.run_until_complete(in_time()) < 0.3
+        assert loop.run_until_complete(in_time()) < 1.0
         # The learner, outside the loop, does not count what a person took inside it.
-        assert time.monotonic() - began < 0.4
+        assert time.monotonic() - began < 1.2
         before = loop.time()
         began = time.monotonic()
         time.sleep(0.2)
