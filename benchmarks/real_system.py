@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,11 +24,13 @@ import msgspec
 from benchmarks.report import measured
 from envs.base import Split
 from launch import run_folder
+from launch.conversations import given_of
 from launch.processes import Child, command_of_role, spawn, stop
 from launch.run_file.sections import RunConfig
 from launch.supervise.health import BROKER
 from launch.supervise.posts import environment, posts
 from learner.curriculum import Curriculum
+from learner.given import taught_answers
 from learner.intake.session import TIME_LIMIT, BrokerSession
 from learner.intake.waiting_families import waiting_families
 from learner.metrics import Report
@@ -236,6 +238,7 @@ def learning(
             replay=replay_table(learner_config),
             seed=seed,
         )
+        trainer.taught = taught_answers(learner_config, partial(given_of, config, system.model))
         trainer.take_over(always=True)
         yield TrainingRun(trainer, session), session
     finally:

@@ -38,6 +38,7 @@ BUDGETS = {
     "instructions": Budget(12_000),
     "modes": Budget(60_000),
     "lucky": Budget(100_000),
+    "locks": Budget(80_000),
 }
 """Budget of a run, by task."""
 
@@ -65,6 +66,8 @@ class Arm:
     """Settings of `[learner.family]`, in place of the recipe's."""
     selection: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `[learner.selection]`, in place of the recipe's; none: tasks are chosen as the task says."""
+    taught: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of `[learner.taught]`, in place of the recipe's."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,9 @@ _ARMS = (
     Arm("inspo", "instructions", "inspo", selection=_SIX),
     Arm("grpo-lucky", "lucky", "grpo", {"working": 0.0}),
     Arm("fapo", "lucky", "fapo", {"working": 0.0}, family={"truth": "working"}),
+    Arm("grpo-locks", "locks", "grpo"),
+    Arm("one-teacher", "locks", "ampo", taught={"file": str(TASKS / "one_teacher.jsonl")}),
+    Arm("ampo", "locks", "ampo", taught={"file": str(TASKS / "three_teachers.jsonl")}),
 )
 ARMS = {arm.name: arm for arm in _ARMS}
 """All arms by name."""
@@ -206,6 +212,13 @@ CLAIMS = (
         (Bar("flawed", "grpo-lucky", 0.5), Bar("final", "grpo-lucky", -0.02, better=False)),
         "recipes/families.md#fapo",
     ),
+    Claim(
+        "AMPO",
+        "ampo",
+        "answers of three teachers, each of whom knows a third, open locks that GRPO never does, and one opens fewer",
+        (Bar("final", "grpo-locks", 0.34, reach=0.44, below=0.1), Bar("final", "one-teacher", 0.3)),
+        "recipes/comparisons.md#ampo",
+    ),
 )
 
 
@@ -231,5 +244,7 @@ def configured(arm: Arm) -> RunConfig:
     parts: dict[str, Any] = {"algorithm": algorithm, "reward": reward, "family": family}
     if arm.selection:
         parts["selection"] = theirs.selection.model_copy(update=dict(arm.selection))
+    if theirs.taught is not None:
+        parts["taught"] = theirs.taught.model_copy(update=dict(arm.taught))
     learner = config.learner.model_copy(update=parts)
     return config.model_copy(update={"learner": learner})

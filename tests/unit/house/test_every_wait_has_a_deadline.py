@@ -17,6 +17,7 @@ SOURCES = [
     *sorted((ROOT / "actors").rglob("*.py")),
     *sorted((ROOT / "envs").rglob("*.py")),
     *(ROOT / "broker" / name for name in ("service.py", "status.py")),
+    ROOT / "protocol" / "processes.py",
 ]
 BLOCKING = {"get", "join", "wait", "result", "acquire", "communicate", "recv", "recv_multipart"}
 """Methods that block when they are called without any argument."""
@@ -72,15 +73,14 @@ ALLOWED = {
     ("envs/agent/suite.py", "process.wait()"): "an episode has a deadline, at which the agent is cancelled",
     ("envs/agent/guard.py", "agent.wait()"): "the actor closes the pipe when it no longer wants the agent",
     (
-        "actors/environments.py",
+        "protocol/processes.py",
         "asyncio.gather(*tasks, return_exceptions=True)",
-    ): "a daemon thread that was left behind lets cancelled coroutines clean up; nobody waits for it",
+    ): "cancelled coroutines clean up; daemon threads end so, for which a close waits JOIN_S at most, and one process",
     (
         "actors/environments.py",
         "inbox.get()",
     ): "an idle daemon thread waits for work; nobody waits for it",
     ("launch/in_process.py", "task.result()"): "it is done",
-    ("launch/in_process.py", "asyncio.gather(*left, return_exceptions=True)"): "they have been cancelled",
     (
         "actors/generator/vllm_engine/one_process.py",
         "changed.wait()",
@@ -90,10 +90,6 @@ ALLOWED = {
         "self._offered.wait()",
     ): "for nobody: there may be no newer version ever",
     ("envs/tools/mcp_server.py", "self._stop.wait()"): "for the end of the suite; it holds a connection open",
-    (
-        "envs/tools/toolbox.py",
-        "asyncio.gather(*tasks, return_exceptions=True)",
-    ): "a daemon thread that ends lets cancelled coroutines clean up; close waits for it for JOIN_S",
     (
         "envs/scoring/scorer.py",
         "asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)",
@@ -126,7 +122,7 @@ def may_wait(name: str, call: ast.Call) -> bool:
     last = name.rpartition(".")[2]
     timed = any(keyword.arg == "timeout" for keyword in call.keywords)
     if name == "fcntl.flock":
-        return "LOCK_NB" not in ast.unparse(call)
+        return not any(word in ast.unparse(call) for word in ("LOCK_NB", "LOCK_UN"))
     if name in NO_TIMEOUT or last in NO_TIMEOUT:
         return True
     if name in TAKE_TIMEOUT:
@@ -166,6 +162,7 @@ def test_the_list_of_exceptions_is_no_longer_than_needed():
         ("subprocess.run(['x'])", True),
         ("fcntl.flock(f, fcntl.LOCK_EX)", True),
         ("fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)", False),
+        ("fcntl.flock(f, fcntl.LOCK_UN)", False),
     ],
 )
 def test_what_counts_as_a_wait(source, waits, tmp_path):
