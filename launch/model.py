@@ -42,6 +42,7 @@ from launch.errors import ConfigError, LaunchError
 from launch.run_file.rules import env_tables
 from launch.run_file.sections import ModelSection, RunConfig, TinyModel, WarmStartSection
 from learner.families.lessons import EVERY, Lesson, SolvedTask, followed, lessons
+from learner.settings.families import ProposeFamily
 from learner.settings.learner import LearnerConfig
 from learner.settings.selection import PopulationSelection
 from protocol.files import locked_file
@@ -449,7 +450,7 @@ def _solutions(config: RunConfig, settings: WarmStartSection) -> tuple[list[list
 def _lessons(learner: LearnerConfig, tasks: Sequence[SolvedTask]) -> list[Lesson]:
     rng = np.random.default_rng(0)
     if isinstance(learner.selection, PopulationSelection):
-        return followed(learner.selection, tasks, rng)
+        return followed(learner.selection, tasks, rng, learner.family)
     return [] if learner.family is None else lessons(learner.family, tasks, rng)
 
 
@@ -529,10 +530,12 @@ def _solved(talk: Sequence[ChatMessage]) -> SolvedTask:
 
 def words_of_notes(learner: LearnerConfig) -> list[str]:
     """Return the instructions of a run, or the words around the texts in the notes of its family."""
-    if isinstance(learner.selection, PopulationSelection):
-        return list(learner.selection.instructions)
-    notes = (getattr(learner.family, name, "") for name in ("note", "reflection"))
-    return [_PLACE.sub("", note) for note in notes if note]
+    selection, family = learner.selection, learner.family
+    instructions = list(selection.instructions) if isinstance(selection, PopulationSelection) else []
+    if isinstance(family, ProposeFamily):
+        instructions += family.lessons
+    notes = (getattr(family, name, "") for name in ("note", "reflection"))
+    return [*instructions, *(_PLACE.sub("", note) for note in notes if note)]
 
 
 def download(name: str, files: list[str] | None = None) -> Path:

@@ -25,6 +25,7 @@ from learner.rewards import forced_mode
 from learner.selection import Answer, TaskStats, choose, left_out, task_index
 from learner.settings.advantages import ModesReward
 from learner.settings.budget import SharedBudget
+from learner.settings.families import ProposeFamily
 from learner.settings.learner import EvaluationConfig, LearnerConfig
 from learner.settings.selection import (
     ChosenSelection,
@@ -148,8 +149,10 @@ class Curriculum:
 
     def _population_of(self, saved: Mapping[str, Any] | None) -> Population | None:
         """Return the population of a checkpoint, or a new one; None if the settings have no instructions."""
-        selection = self.config.selection
-        return Population(selection, saved) if isinstance(selection, PopulationSelection) else None
+        selection, family = self.config.selection, self.config.family
+        if not isinstance(selection, PopulationSelection):
+            return None
+        return Population(selection, saved, family.most if isinstance(family, ProposeFamily) else 0)
 
     def selection_metrics(self) -> dict[str, float]:
         """Return the metrics `selection/...` of a learner step; empty if nothing is chosen by the answers."""
@@ -310,6 +313,10 @@ class Curriculum:
             **({} if self.config.lane is None else {"entropy": self.entropy}),
         }
 
+    def checkpointed(self) -> list[tuple[int, str]]:
+        """Note that the newest `state` was written. Return the instructions that are new in it, with their numbers."""
+        return [] if self.population is None else self.population.covered()
+
     def restore(self, state: dict[str, Any], min_version: int = 0) -> list[Task]:
         """Continue from a checkpoint; return the tasks that were under way, named by the present lineage.
 
@@ -432,13 +439,22 @@ class Curriculum:
             self._sizes.append(size)
         return Choice(task=task, size=size, uses=uses)
 
-    def note_ended(self, group_id: str, members: Iterable[Trajectory]) -> None:
+    def note_ended(
+        self, group_id: str, members: Iterable[Trajectory], proposals: Sequence[str | None] = ()
+    ) -> None:
         """Note the answers of a group, or of some of its members, that are trained or dropped now.
 
         Failed episodes say nothing of the task, and neither do greedy baselines, members of other groups and those
         that were forced into a mode.
+
+        Args:
+            group_id: name of the group.
+            members: its members, with those of further groups that it asked for.
+            proposals: instructions that its family brings; None for one that cannot be read.
         """
         choice = names.choice_of(group_id)
+        if self.population is not None:
+            self.population.propose(proposals)
         counted, number = (
             (self.stats, choice.task) if self.population is None else (self.population, choice.instruction)
         )
@@ -476,6 +492,10 @@ class Curriculum:
         ]
         self.outstanding[group_id] = self.outstanding.get(group_id, []) + tasks
         return tasks
+
+    def instruction_of(self, group_id: str) -> str:
+        """Return the instruction behind the prompt of a group, by its name; "" if it has none."""
+        return self._instruction(names.choice_of(group_id))
 
     def _instruction(self, choice: Choice) -> str:
         """Return the instruction of a group; "" if it has none."""

@@ -174,6 +174,32 @@ SELECTION = table(
             "probability with which the next group gets it; as above",
         ),
         Gauge(
+            "selection/proposals",
+            "instructions",
+            "instructions that the policy proposed since the run began; only with `[learner.family]` of kind "
+            '"propose"',
+        ),
+        Gauge(
+            "selection/proposals_unreadable",
+            "instructions",
+            "proposals that may not stand in a prompt, and were not used; as above",
+        ),
+        Gauge(
+            "selection/proposals_repeated",
+            "instructions",
+            "proposals that were there already, and were not used; as above",
+        ),
+        Gauge(
+            "selection/proposals_taken",
+            "instructions",
+            "proposals that took the place of a pruned instruction; as above",
+        ),
+        Gauge(
+            "selection/proposed_share",
+            "share",
+            "probability with which the next group gets an instruction that was proposed; as above",
+        ),
+        Gauge(
             "selection/informative_share",
             "share",
             "groups with different returns among those that were trained or dropped since the last step",
@@ -208,7 +234,8 @@ FAMILY = table(
         Gauge(
             "family/readable_share",
             "share",
-            'share of the judgements since the last step that can be read; only with `kind = "judge"` or "verdict"',
+            "share of the judgements, or of the proposed instructions, since the last step that can be read; only with "
+            '`kind = "judge"`, "verdict" or "propose"',
         ),
         Gauge(
             "family/flawed_share",

@@ -1,10 +1,13 @@
 """A population of instructions, one of which stands behind the prompt of each group (INSPO, arXiv:2512.01945). Pure.
 
 An instruction is known by its number for the whole of a run, and the name of a group says it
-(`protocol.names.Choice`). So a restarted learner finds the instruction of every group that the broker holds.
+(`protocol.names.Choice`). So a restarted learner finds the instruction of every group that the broker holds. For that
+an instruction that the policy proposed is drawn only once a checkpoint has it.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,6 +40,57 @@ def instruction_chances(weights: Float64s, kept: Mask, temperature: float) -> Fl
     return chances
 
 
+WAITING = 8
+"""Most proposals that wait for a place; the oldest one makes room."""
+
+
+@dataclass
+class Proposals:
+    """Instructions that the policy proposed and that wait for a place, and counts over the whole run."""
+
+    made: int = 0
+    unreadable: int = 0
+    repeated: int = 0
+    """Readable ones that the population had at any time, or that waited already."""
+    taken: list[int] = field(default_factory=list)
+    """Numbers of those that entered the population, pruned ones included."""
+    waiting: deque[str] = field(default_factory=lambda: deque(maxlen=WAITING))
+
+    def add(self, text: str | None, known: Sequence[str]) -> None:
+        """Count a proposal, and let it wait unless it cannot be read or is there already."""
+        self.made += 1
+        if text is None:
+            self.unreadable += 1
+        elif plain(text) in map(plain, (*known, *self.waiting)):
+            self.repeated += 1
+        else:
+            self.waiting.append(text)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for the checkpoint."""
+        return asdict(self) | {"waiting": list(self.waiting), "taken": list(self.taken)}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> "Proposals":
+        """Return the proposals of a checkpoint; an empty state has none."""
+        return cls(
+            **(
+                dict(state)
+                | {"waiting": deque(state.get("waiting", ()), WAITING), "taken": list(state.get("taken", ()))}
+            )
+        )
+
+
+def plain(text: str) -> str:
+    """Return a text without what makes no other instruction of it: the sizes of letters, and of spaces.
+
+    Example:
+        >>> plain("Read  it from the END.")
+        'read it from the end.'
+    """
+    return " ".join(text.split()).casefold()
+
+
 class Population:
     """Instructions, the returns that they brought, and those that were pruned.
 
@@ -51,18 +105,33 @@ class Population:
         ([0.3333, 0.3333], 'a')
     """
 
-    def __init__(self, config: PopulationSelection, saved: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, config: PopulationSelection, saved: Mapping[str, Any] | None = None, most: int = 0
+    ) -> None:
         """Begin a population, or go on with that of a checkpoint.
 
-        Instructions that the settings have since then are new; those that they no longer have are pruned.
+        Instructions that the settings have since then are new. Those that they no longer have are pruned, but for
+        proposals.
+
+        Args:
+            config: the instructions, and how they are drawn.
+            saved: `state` of an earlier process.
+            most: proposals that may enter during the run; 0: none.
         """
-        self._config = config
+        self._config, self._most = config, most
+        self.proposals = Proposals.restored({} if saved is None else saved.get("proposals", {}))
         self.texts: list[str] = [] if saved is None else list(saved["texts"])
         before = len(self.texts)
         self.texts += [text for text in config.instructions if text not in self.texts]
         """Instructions by number. None is ever taken out, so that a number keeps its meaning."""
-        self.kept: Mask = np.array([text in config.instructions for text in self.texts])
+        taken = set(self.proposals.taken)
+        self.kept: Mask = np.array(
+            [text in config.instructions or number in taken for number, text in enumerate(self.texts)]
+        )
         """False for those that were pruned, [instructions]."""
+        self._covered = len(self.texts)
+        """Instructions that a checkpoint or the settings have. The others are not drawn yet: a process that begins from
+        the checkpoint could not say what their numbers mean."""
         self._ended = 0
         """Groups that ended since the last one was pruned."""
         if saved is None:
@@ -87,8 +156,9 @@ class Population:
     @property
     def chances(self) -> Float64s:
         """Probability of each instruction for the next group, [instructions]."""
-        kept = self.kept if self.kept.any() else np.ones_like(self.kept)
-        return instruction_chances(self.weights, kept, self._config.temperature)
+        known: Mask = np.arange(len(self.texts)) < self._covered
+        drawn = self.kept & known
+        return instruction_chances(self.weights, drawn if drawn.any() else known, self._config.temperature)
 
     def choose(self, rng: np.random.Generator) -> int:
         """Return the number of the instruction of the next group.
@@ -97,6 +167,16 @@ class Population:
             rng: generator that depends on the seed of the run and on the number of the group alone.
         """
         return int(rng.choice(len(self.texts), p=self.chances))
+
+    def propose(self, texts: Sequence[str | None]) -> None:
+        """Add proposals of a family that is trained or dropped; None stands for one that cannot be read."""
+        for text in texts:
+            self.proposals.add(text, self.texts)
+
+    def covered(self) -> list[tuple[int, str]]:
+        """Note that a checkpoint has all instructions. Return those that are drawn from now on, with their numbers."""
+        before, self._covered = self._covered, len(self.texts)
+        return list(enumerate(self.texts))[before:]
 
     def add(self, number: int, group: int, answers: Sequence[Answer]) -> None:
         """Count the answers of a group, or of a member of it, that is trained or dropped, and prune if it is time.
@@ -115,10 +195,32 @@ class Population:
             self._prune()
 
     def _prune(self) -> None:
-        """Prune the instruction with the smallest weight, the first of several; one without answers stays."""
+        """Prune the instruction with the smallest weight, the first of several; one without answers stays.
+
+        The proposal that has waited longest takes its place. Then the best instruction with answers stays, too.
+        """
         measured = self.kept & (self.stats.attempts > 0)
-        if measured.any() and self.kept.sum() > self._config.smallest:
-            self.kept[np.where(measured, self.weights, np.inf).argmin()] = False
+        waiting = self.proposals.waiting
+        replaced = bool(waiting) and len(self.proposals.taken) < self._most
+        enough = (
+            measured.sum() > 1 if replaced else measured.any() and self.kept.sum() > self._config.smallest
+        )
+        # One that may be drawn at once must be left, because newcomers wait for a checkpoint.
+        if not enough or self.kept[: self._covered].sum() < 2:
+            return
+        self.kept[np.where(measured, self.weights, np.inf).argmin()] = False
+        if replaced:
+            self._admit(waiting.popleft())
+
+    def _admit(self, text: str) -> None:
+        """Give a proposal the next number."""
+        self.proposals.taken.append(len(self.texts))
+        self.texts.append(text)
+        self.kept = np.append(self.kept, True)
+        # A further row; what is counted since the last step stays.
+        counted = self.stats.groups, self.stats.informative
+        self.stats = TaskStats.restored(len(self.texts), self._config.half_life, self.stats.state())
+        self.stats.groups, self.stats.informative = counted
 
     def gauges(self) -> dict[str, float]:
         """Return the metrics `selection/...` of a learner step."""
@@ -129,6 +231,17 @@ class Population:
             "selection/best_instruction": float(chances.argmax()),
             "selection/best_instruction_share": float(chances.max()),
             **({informative: of_groups[informative]} if informative in of_groups else {}),
+            **(self._gauges_of_proposals(chances) if self._most or self.proposals.made else {}),
+        }
+
+    def _gauges_of_proposals(self, chances: Float64s) -> dict[str, float]:
+        proposals = self.proposals
+        return {
+            "selection/proposals": float(proposals.made),
+            "selection/proposals_unreadable": float(proposals.unreadable),
+            "selection/proposals_repeated": float(proposals.repeated),
+            "selection/proposals_taken": float(len(proposals.taken)),
+            "selection/proposed_share": float(chances[proposals.taken].sum()),
         }
 
     def state(self) -> dict[str, Any]:
@@ -138,4 +251,5 @@ class Population:
             "kept": self.kept.tolist(),
             "ended": self._ended,
             "stats": self.stats.state(),
+            **({"proposals": self.proposals.state()} if self.proposals.made else {}),
         }

@@ -30,15 +30,7 @@ from learner.settings.advantages import (
     WrongAnswer,
     values_of_parts,
 )
-from learner.settings.families import (
-    GuidedFamily,
-    HintFamily,
-    JudgeFamily,
-    RetryFamily,
-    SteeredFamily,
-    TaughtFamily,
-    VerdictFamily,
-)
+from learner.settings.families import JudgeFamily, SolvedFamily, VerdictFamily
 from learner.settings.formulas import OwnReward
 from learner.settings.learner import LearnerConfig
 from learner.trajectory import Trajectory, newest_version, turns_before
@@ -537,8 +529,7 @@ def needed_rewards(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
         yield "learner.reward.group.reward", reward.group.reward
     if learner.replay is not None and learner.replay.outcome not in ("correct", "return"):
         yield "learner.replay.outcome", learner.replay.outcome
-    asking = HintFamily | RetryFamily | GuidedFamily | SteeredFamily | TaughtFamily | VerdictFamily
-    if isinstance(learner.family, asking) and learner.family.reward:
+    if isinstance(learner.family, SolvedFamily) and learner.family.reward:
         yield "learner.family.reward", learner.family.reward
     if isinstance(learner.family, JudgeFamily) and learner.family.reference != "return":
         yield "learner.family.reference", learner.family.reference

@@ -381,6 +381,8 @@ class Unit:
     trajectories: list[Trajectory]
     deliveries: tuple[UnitPart, ...] | None = None
     """Deliveries of a family; None if the unit is one delivery."""
+    proposals: tuple[str | None, ...] = ()
+    """Instructions that a family of kind "propose" brings; None for one that cannot be read."""
 
     @property
     def parts(self) -> tuple[UnitPart, ...]:

@@ -1,5 +1,7 @@
 """Driver that runs a Dispatcher on a virtual clock, shared by the broker's tests."""
 
+from zlib import crc32
+
 import numpy as np
 
 from broker.config import BrokerConfig
@@ -63,8 +65,9 @@ def segment_frames(
         "version_max": version if action_tokens else -1,
     }
     arrays = {
-        # A note changes the tokens of the prompt.
-        "token_ids": np.arange(tokens, dtype="<i4") + 1000 * bool(task.note),
+        # A note changes the tokens of the prompt, and another note changes them in another way.
+        "token_ids": np.arange(tokens, dtype="<i4")
+        + (1000 + crc32(task.note.encode()) % 1000 if task.note else 0),
         "action_mask": np.array([0] * (tokens - action_tokens) + [1] * action_tokens, "u1"),
         "logp_behaviour": np.zeros(tokens, "<f4"),
         "policy_version": np.full(tokens, version, "<i4"),

@@ -217,7 +217,9 @@ def tasks_lines(values: Mapping[str, Any]) -> list[str]:
         left, place = values["selection/instructions"], values.get("selection/best_instruction", 0)
         share = values.get("selection/best_instruction_share", 0.0)
         return [
-            f"notes    {left:.0f} instructions left; the one at place {place:.0f} has {100 * share:.0f} % of the groups"
+            f"notes    {left:.0f} instructions left; the one at place {place:.0f} has {100 * share:.0f} % of the "
+            "groups",
+            *_proposal_lines(values),
         ]
     words = {
         "unknown": "unknown",
@@ -232,6 +234,27 @@ def tasks_lines(values: Mapping[str, Any]) -> list[str]:
     if parts and informative is not None:
         parts[-1] += f"; {100 * informative:.0f} % of the last groups had different returns"
     return [f"tasks    {', '.join(parts)}"] if parts else []
+
+
+def _proposal_lines(values: Mapping[str, Any]) -> list[str]:
+    """Return the line on the instructions that the policy proposed; nothing if it proposes none.
+
+    Example:
+        >>> _proposal_lines({"selection/proposals": 20, "selection/proposals_unreadable": 4,
+        ...                  "selection/proposals_repeated": 11, "selection/proposals_taken": 3,
+        ...                  "selection/proposed_share": 0.5})
+        ['         20 proposed, 16 readable, 11 repeated, 3 taken; proposed ones have 50 % of the groups']
+    """
+    if "selection/proposals" not in values:
+        return []
+    made, unreadable, repeated, taken = (
+        values.get(f"selection/proposals{part}", 0.0) for part in ("", "_unreadable", "_repeated", "_taken")
+    )
+    share = values.get("selection/proposed_share", 0.0)
+    return [
+        f"         {made:.0f} proposed, {made - unreadable:.0f} readable, {repeated:.0f} repeated, {taken:.0f} taken; "
+        f"proposed ones have {100 * share:.0f} % of the groups"
+    ]
 
 
 def all_of(section: Mapping[str, Any]) -> str:

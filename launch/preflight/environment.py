@@ -22,7 +22,14 @@ from launch.run_file.sections import RunConfig
 from learner.rewards import needed_marks, needed_rewards
 from learner.selection import repeated_share, task_index
 from learner.settings.advantages import ModesReward
-from learner.settings.families import HintFamily, JudgeFamily, RetryFamily, SteeredFamily, quoted_answers
+from learner.settings.families import (
+    HintFamily,
+    JudgeFamily,
+    ProposeFamily,
+    RetryFamily,
+    SteeredFamily,
+    quoted_answers,
+)
 from learner.settings.learner import RESCUE_RULES, LearnerConfig
 from learner.settings.selection import PopulationSelection, TaskList
 
@@ -604,14 +611,21 @@ def no_room_for_notes(
     family, sampling, selection = config.learner.family, config.learner.sampling, config.learner.selection
     notes = {f"family.{name}": getattr(family, name, "") for name in ("note", "reflection")}
     if isinstance(selection, PopulationSelection):
-        notes = {f"selection.instructions.{place}": text for place, text in enumerate(selection.instructions)}
+        notes |= {
+            f"selection.instructions.{place}": text for place, text in enumerate(selection.instructions)
+        }
     if isinstance(config.learner.reward.group, ModesReward):
         openings = config.learner.reward.group.openings
         notes |= {f"reward.group.openings.{mode}": text for mode, text in openings.items()}
     longest = max((p for p in prompts if p.split == "train"), key=lambda p: p.tokens, default=None)
     if not any(notes.values()) or longest is None:
         return
-    words, name = max((len(encode("\n\n" + _PLACE.sub("", note))), name) for name, note in notes.items())
+    sizes = {name: len(encode("\n\n" + _PLACE.sub("", note))) for name, note in notes.items()}
+    if isinstance(family, ProposeFamily):
+        # The note quotes an instruction, which may be longer than an answer.
+        longest_words = max(size for name, size in sizes.items() if name.startswith("selection."))
+        sizes["family.note"] += max(0, longest_words - sampling.max_turn_tokens)
+    words, name = max((size, name) for name, size in sizes.items())
     quoted = quoted_answers(family) * sampling.max_turn_tokens
     if longest.tokens < sampling.context_tokens <= longest.tokens + words + quoted:
         needed = longest.tokens + words + quoted + sampling.max_turn_tokens

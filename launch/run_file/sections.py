@@ -70,7 +70,8 @@ class WarmStartSection(Section):
     """Show also how the tasks of `learner.family` are answered: what a judgement or a reflection looks like, and a
     solution behind a note or behind a mistake. A tiny model has never read a note. With `learner.algorithm.siblings`: a
     task behind its solution. With `learner.selection.instructions`: right answers behind the first instruction, and
-    mistakes behind the others."""
+    mistakes behind the others. With `learner.family.lessons` that is the first of these, and all of these are shown as
+    proposals."""
 
 
 class TinyModel(Section):

@@ -127,6 +127,8 @@ class Settled:
     """Trajectories that are trained, as members of one group."""
     dropped: Mapping[str, Sequence[Trajectory]]
     """The others, by the outcome under which they are counted."""
+    proposals: tuple[str | None, ...] = ()
+    """Instructions that the policy proposed; None for a proposal that cannot be read."""
 
     def unit(self, family: TaskFamily) -> Unit:
         """Return the family as one unit. Each group that was delivered is a part of it."""
@@ -140,7 +142,7 @@ class Settled:
                 dropped[UNBEGUN] = list(stage.unbegun)
             if stage.unit_id:
                 parts.append(UnitPart(stage.unit_id, trained, dropped))
-        return Unit(family.family_id, family.family_id, list(self.trained), tuple(parts))
+        return Unit(family.family_id, family.family_id, list(self.trained), tuple(parts), self.proposals)
 
 
 def prompt_of(t: Trajectory) -> NDArray[np.int32]:

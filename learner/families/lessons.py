@@ -20,6 +20,7 @@ from learner.settings.families import (
     EXAMPLES,
     FUTURE,
     HINT,
+    INSTRUCTION,
     REFLECTION,
     BranchFamily,
     DraftFamily,
@@ -27,6 +28,7 @@ from learner.settings.families import (
     GuidedFamily,
     HintFamily,
     JudgeFamily,
+    ProposeFamily,
     RefineFamily,
     RetryFamily,
     SteeredFamily,
@@ -73,7 +75,10 @@ def lessons(family: FamilyConfig, tasks: Sequence[SolvedTask], rng: np.random.Ge
 
 
 def followed(
-    population: PopulationSelection, tasks: Sequence[SolvedTask], rng: np.random.Generator
+    population: PopulationSelection,
+    tasks: Sequence[SolvedTask],
+    rng: np.random.Generator,
+    family: FamilyConfig | None = None,
 ) -> list[Lesson]:
     """Return what teaches a tiny model to follow instructions: behind the first one it answers right, behind the others
     it makes a mistake.
@@ -81,15 +86,23 @@ def followed(
     So one of the instructions helps, and which one is for the run to find out. Half of the lessons have the first one.
     With equal shares a mistake would stand behind five of six lessons, and the model learns that before it learns to
     tell the instructions apart.
+
+    Where the policy proposes instructions, it is taught to write those of `ProposeFamily.lessons`, and the first of
+    these is the one that helps. So the population has none that does until the policy proposes it.
     """
     made = []
-    others = population.instructions[1:]
+    taught = family.lessons if isinstance(family, ProposeFamily) else ()
+    helpful, *others = (*taught, *population.instructions)
     for number in range(0, len(tasks), EVERY):
         answer = tasks[number].actions[-1]
         if rng.random() < 0.5:
-            made.append(Lesson(number, population.instructions[0], answer))
+            made.append(Lesson(number, helpful, answer))
         else:
             made.append(Lesson(number, others[rng.integers(len(others))], spoiled(answer, rng)))
+        if isinstance(family, ProposeFamily) and taught:
+            instruction = population.instructions[rng.integers(len(population.instructions))]
+            texts = {INSTRUCTION: instruction, ATTEMPT: spoiled(answer, rng).strip()}
+            made.append(Lesson(number, filled(family.note, texts), taught[rng.integers(len(taught))]))
     return made
 
 
@@ -128,8 +141,9 @@ def _of_task(
             return [Lesson(number, filled(family.note, {EXAMPLES: "\n\n".join(texts)}))]
         case RetryFamily():
             return _of_retry(family, number, tasks, rng)
-        case BranchFamily() | TaughtFamily() | VerdictFamily():
-            # Planted mistakes are tasks of the environment, which has demonstrations of them.
+        case BranchFamily() | TaughtFamily() | VerdictFamily() | ProposeFamily():
+            # Planted mistakes are tasks of the environment, which has demonstrations of them. `followed` makes those of
+            # proposals.
             return []
         case _:
             assert_never(family)

@@ -22,10 +22,7 @@ from learner.settings.families import (
     GuidedFamily,
     HintFamily,
     RefineFamily,
-    RetryFamily,
-    SteeredFamily,
-    TaughtFamily,
-    VerdictFamily,
+    SolvedFamily,
 )
 from learner.trajectory import Trajectory, is_right
 from protocol.messages.episodes import Turn
@@ -151,10 +148,7 @@ def hint_levels(hints: Sequence[str], shares: Sequence[float]) -> list[str]:
     return levels
 
 
-def is_solved(
-    config: HintFamily | RetryFamily | GuidedFamily | SteeredFamily | TaughtFamily | VerdictFamily,
-    t: Trajectory,
-) -> bool:
+def is_solved(config: SolvedFamily, t: Trajectory) -> bool:
     """Return whether a trajectory is right, by the rewards that the environment gave."""
     if config.reward:
         return t.reward_by_name.get(config.reward, 0.0) > config.above

@@ -29,6 +29,7 @@ from learner.families.notes import (
     settle_hints,
     settle_refined,
 )
+from learner.families.proposing import next_proposal, read_proposals, settle_proposals
 from learner.families.teaching import next_steered, next_taught, settle_steered, settle_taught
 from learner.families.verdicts import READ, REJECTED, next_verdicts, settle_verdicts, verdict_acts
 from learner.settings.families import (
@@ -38,6 +39,7 @@ from learner.settings.families import (
     GuidedFamily,
     HintFamily,
     JudgeFamily,
+    ProposeFamily,
     RefineFamily,
     RetryFamily,
     SteeredFamily,
@@ -63,6 +65,8 @@ class Surroundings:
     """Seed of the run."""
     demonstrations: Sequence[Trajectory] = ()
     """Solved tasks that somebody else wrote, for families of kind "steered"."""
+    instruction: str = ""
+    """The instruction behind the family's prompt, which its name says; for families of kind "propose"."""
 
 
 def react(config: FamilyConfig, family: TaskFamily, around: Surroundings) -> Sequence[ChildTask]:
@@ -101,6 +105,8 @@ def react(config: FamilyConfig, family: TaskFamily, around: Surroundings) -> Seq
             return next_steered(config, family, around.demonstrations, around.decode, rng)
         case TaughtFamily():
             return next_taught(config, family)
+        case ProposeFamily():
+            return next_proposal(config, family, around.instruction, around.decode)
         case _:
             assert_never(config)
 
@@ -136,6 +142,8 @@ def settle(config: FamilyConfig, family: TaskFamily, decode: AnswerText | None =
             return settle_steered(config, family)
         case TaughtFamily():
             return settle_taught(config, family)
+        case ProposeFamily():
+            return settle_proposals(config, family, decode)
         case _:
             assert_never(config)
 
@@ -151,6 +159,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "guided": ("family/guided_right_share",),
     "steered": ("family/steered_right_share",),
     "taught": ("family/taught_right_share",),
+    "propose": (READ,),
 }
 """Metrics of the part that a kind of family is named for, which is idle while they are 0."""
 NAMED = "family/named_share"
@@ -197,6 +206,8 @@ def acts_of(config: FamilyConfig, family: TaskFamily, decode: AnswerText) -> dic
             if config.begin == "named":
                 named = [float(kept_steps(first_answer(t, decode)) > 0) for t in _of_stage(family, 1)]
                 return {PARTS[config.kind][0]: values, NAMED: named}
+        case ProposeFamily():
+            values = [float(text is not None) for text in read_proposals(config, family, decode)]
         case RefineFamily():
             return {}
         case _:

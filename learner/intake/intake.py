@@ -657,7 +657,7 @@ class Intake:
         What is over now counts for the choice of tasks.
         """
         members = (t for part in unit.parts for ts in (part.trained, *part.dropped.values()) for t in ts)
-        self.curriculum.note_ended(unit.group_id, members)
+        self.curriculum.note_ended(unit.group_id, members, unit.proposals)
         if unit.unit_id == unit.group_id:
             self.curriculum.free(unit.group_id)
             if self.families is not None:

@@ -421,6 +421,8 @@ class BrokerSession:
     def checkpointed(self, *, step: int) -> None:
         """Tell the broker that a checkpoint covers ``step``; repeated at every join."""
         self._covered_step = step
+        for number, text in self.curriculum.checkpointed():
+            log.info("instruction %d, which the policy proposed, is drawn from now on: %r", number, text)
         if step > self._committed_step:
             # The broker takes no checkpoint of a step that it does not know, and this step had no units.
             self._committed_step = step

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -189,7 +189,7 @@ class WaitingFamilies:
             family.add_stage(stage, waiting.children)
             waiting.since = None
             self._look_for_hints(family)
-            waiting.children = children = react(self.config, family, self._around)
+            waiting.children = children = react(self.config, family, self._around(family))
             if not children:
                 return self._settle(waiting)
             waiting.asked = len(family.stages)
@@ -198,11 +198,11 @@ class WaitingFamilies:
                 self.curriculum.ask(family.family_id, waiting.asked, children)
         return None
 
-    @property
-    def _around(self) -> Surroundings:
+    def _around(self, family: TaskFamily) -> Surroundings:
         config = self.curriculum.config
         room = config.sampling.max_trajectory_tokens
-        return Surroundings(config.group_size, self.decode, room, self.seed, self.demonstrations)
+        instruction = self.curriculum.instruction_of(family.family_id)
+        return Surroundings(config.group_size, self.decode, room, self.seed, self.demonstrations, instruction)
 
     def _look_for_hints(self, family: TaskFamily) -> None:
         needed = isinstance(self.config, HintFamily) or (
@@ -228,7 +228,7 @@ class WaitingFamilies:
         unit = settle(self.config, family, self.decode).unit(family)
         # Groups that nobody asked for: the learner before this one decided otherwise.
         strays = [UnitPart(s.unit_id, [], {LATE: s.members}) for s in waiting.early.values() if s.unit_id]
-        return Unit(unit.unit_id, unit.group_id, unit.trajectories, (*unit.parts, *strays))
+        return replace(unit, deliveries=(*unit.parts, *strays))
 
 
 def waiting_families(

@@ -5,12 +5,13 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from learner.settings.given import Conversations
+from learner.settings.selection import Instruction
 from protocol.messages.fields import MAX_TEXT
 from protocol.section import Section
 
 MAX_FRAME = MAX_TEXT // 4
 """Most characters of the words around a text in a note."""
-ANSWERS, FUTURE = "{answers}", "{future}"
+ANSWERS, FUTURE, INSTRUCTION = "{answers}", "{future}", "{instruction}"
 
 
 def with_place(note: str, place: str, field: str = "note") -> str:
@@ -417,6 +418,36 @@ class TaughtFamily(SolvedFamily):
         return max(group_size, len(self.teachers))
 
 
+class ProposeFamily(SolvedFamily):
+    """Some groups with a wrong answer ask the policy for a new instruction (INSPO, arXiv:2512.01945). It may take the
+    place of the worst one of `learner.selection` of kind "population". The group is trained as it is; the proposal is
+    not."""
+
+    kind: Literal["propose"] = "propose"
+    every: int = Field(4, ge=1)
+    """Only groups whose number is a multiple of this ask for a proposal. At least 1."""
+    longest: int = Field(200, ge=1, le=1000)
+    """Most characters of a proposal, the last line of an answer that is not empty. 1 to 1,000. It must have a letter,
+    and none of < > [ ] |, of which marks of chat templates are made, and no character that is unprintable."""
+    most: int = Field(64, ge=1, le=1024)
+    """Proposals that enter the population during a run, at most. All of them stay in the checkpoint. 1 to 1,024."""
+    note: str = Field(
+        "This instruction stood behind the task: {instruction}\nAn answer to it was wrong: {attempt}\nDo not answer. "
+        "Write a better instruction for tasks like this one, in one line.",
+        max_length=MAX_FRAME,
+    )
+    """Words around the instruction of the group and one of its wrong answers, which stand where `{instruction}` and
+    `{attempt}` are."""
+    lessons: tuple[Instruction, ...] = Field((), strict=False, max_length=64)
+    """Instructions beside those of the population that the lessons of a tiny model teach it to propose; see
+    `model.tiny.warm_start.lessons`. Answers are right behind the first one of them alone. Others read nothing of it."""
+
+    @field_validator("note")
+    @classmethod
+    def _with_both(cls, note: str) -> str:
+        return with_place(with_place(note, ATTEMPT), INSTRUCTION)
+
+
 FamilyConfig = Annotated[
     HintFamily
     | DraftFamily
@@ -427,7 +458,8 @@ FamilyConfig = Annotated[
     | JudgeFamily
     | VerdictFamily
     | RefineFamily
-    | TaughtFamily,
+    | TaughtFamily
+    | ProposeFamily,
     Field(discriminator="kind"),
 ]
 
@@ -442,6 +474,9 @@ def quoted_answers(family: FamilyConfig | None) -> int:
     match family:
         case DraftFamily() | RefineFamily() | VerdictFamily():
             return 1
+        case ProposeFamily():
+            # The instruction may be one that the policy has written.
+            return 2
         case RetryFamily():
             return max(family.reflection.count(ATTEMPT), sum(map(family.note.count, (ATTEMPT, REFLECTION))))
         case GuidedFamily() | SteeredFamily():

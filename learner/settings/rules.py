@@ -29,6 +29,7 @@ from learner.settings.families import (
     GuidedFamily,
     HintFamily,
     JudgeFamily,
+    ProposeFamily,
     RefineFamily,
     RetryFamily,
     SteeredFamily,
@@ -94,7 +95,8 @@ def _selection(learner: LearnerConfig) -> Iterator[str]:
             f'"{learner.train_on}"; use train_on = "groups", or selection kind "near"'
         )
     if isinstance(selection, PopulationSelection):
-        others = {"family": learner.family is not None, "taught": learner.taught is not None}
+        other = learner.family is not None and not isinstance(learner.family, ProposeFamily)
+        others = {"family": other, "taught": learner.taught is not None}
         yield from not_together('learner.selection of kind "population"', "learner", others)
 
 
@@ -429,6 +431,8 @@ def family_contradictions(learner: LearnerConfig) -> Iterator[str]:
         yield from _refined(learner, family)
     if isinstance(family, SteeredFamily):
         yield from _steered(learner, family)
+    if isinstance(family, ProposeFamily):
+        yield from _proposals(learner)
     yield from _room(learner)
 
 
@@ -595,6 +599,27 @@ def _steered(learner: LearnerConfig, family: SteeredFamily) -> Iterator[str]:
         )
 
 
+def _proposals(learner: LearnerConfig) -> Iterator[str]:
+    """Yield the refusal of proposals that could never be used."""
+    what, selection = '[learner.family] of kind "propose"', learner.selection
+    if not isinstance(selection, PopulationSelection):
+        yield (
+            f'learner.selection.kind is "{selection.kind}" with {what}, which proposes instructions; use selection '
+            'kind "population", or take [learner.family] out'
+        )
+    elif not selection.prune_every:
+        yield (
+            f"learner.selection.prune_every is 0 with {what}: a proposal takes the place of an instruction that is "
+            "pruned, and none ever is; set prune_every, for example to 64"
+        )
+    # `offbeat eval` and `offbeat retrain` deal out nothing.
+    if not learner.checkpoint_every and learner.steps:
+        yield (
+            f"learner.checkpoint_every is 0 with {what}: a proposal is drawn only once a checkpoint has it, so that a "
+            "restart knows it again; set checkpoint_every, for example to 10"
+        )
+
+
 def _room(learner: LearnerConfig) -> Iterator[str]:
     """Yield the refusal of a note that would leave no room for an answer."""
     family, sampling = learner.family, learner.sampling
@@ -608,6 +633,8 @@ def _room(learner: LearnerConfig) -> Iterator[str]:
             what = "an example" if answers == 1 else f"{answers} examples"
         case RefineFamily():
             what = "an earlier answer"
+        case ProposeFamily():
+            what = "an instruction and an answer, each"
         case _:
             return
     if not answers:

@@ -31,11 +31,11 @@ class World(Supply):
     decode = staticmethod(str)
     """Turns tokens into text, for families that quote answers."""
 
-    def __init__(self, train_on, folder, seed, lag, *, family=None, trouble=False, size=2):
+    def __init__(self, train_on, folder, seed, lag, *, family=None, trouble=False, size=2, **settings):
         super().__init__(train_on, lag=lag, seed=seed, trouble=trouble)
         self.config = LearnerConfig(
             group_size=size, batch_trajectories=2 * size, max_policy_lag=lag, train_on=train_on, steps=99,
-            checkpoint_every=9, start_timeout_s=60.0, data_timeout_s=60.0, family=family,
+            checkpoint_every=9, start_timeout_s=60.0, data_timeout_s=60.0, family=family, **settings,
         )  # fmt: skip
         self.driver = Driver(lag=lag, folder=folder, heartbeat_s=1000.0)
         self.epoch, self.deaf = 0, False

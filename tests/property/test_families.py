@@ -44,12 +44,12 @@ FAMILIES = {
 class FamilyWorld(World):
     """A run with families, which remembers every task that was ever put, and the families that were trained."""
 
-    def __init__(self, folder, seed, lag, family):
+    def __init__(self, folder, seed, lag, family, **settings):
         self.tasks, self.families, self.beside = {}, {}, {}
         # Two answers are judged by two judgements, and two episodes are refined.
         size = 4 if family["kind"] in ("judge", "refine") else 2
         self.observed = family["kind"] == "refine"
-        super().__init__("groups", folder, seed, lag, family=family, trouble=True, size=size)
+        super().__init__("groups", folder, seed, lag, family=family, trouble=True, size=size, **settings)
 
     def live(self):
         self.session = SimpleNamespace(

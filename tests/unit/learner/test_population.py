@@ -128,6 +128,8 @@ def test_what_cannot_be_is_refused():
     assert any(
         'learner.selection of kind "population" cannot be together with learner.family' in e for e in lines
     )
+    proposing = LearnerConfig(selection={"kind": "population"}, family={"kind": "propose"})
+    assert not [e for e in contradictions(proposing) if "population" in e]
 
 
 def test_a_tiny_model_learns_that_the_first_instruction_alone_helps():

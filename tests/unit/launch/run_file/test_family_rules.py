@@ -15,6 +15,7 @@ RETRY = {"kind": "retry", "rollouts": 4}
 PARTING = RETRY | {"begin": "parting"}
 REFLECTED = RETRY | {"reflection": "{attempt}?", "note": "{reflection}!"}
 GUIDED = {"kind": "guided"}
+PROPOSE, POPULATION = {"kind": "propose"}, {"kind": "population"}
 TAUGHT = {"kind": "taught", "teachers": ["big"]}
 SHAPED = {"by_origin": [{"origin": "taught", "surrogate": {"kind": "shaped"}}]}
 
@@ -55,6 +56,23 @@ def job(family=None, **settings):
         (
             learner({"kind": "refine"}, sampling={"max_turn_tokens": 64, "max_trajectory_tokens": 128}),
             "an earlier answer of max_turn_tokens 64 in the prompt leaves no room .* above 128",
+        ),
+        (learner(PROPOSE), 'selection.kind is "sequential" with .* use selection kind "population"'),
+        (
+            learner(PROPOSE, selection=POPULATION | {"prune_every": 0}),
+            "prune_every is 0 with .* set prune_every",
+        ),
+        (
+            learner(PROPOSE, selection=POPULATION, checkpoint_every=0),
+            "checkpoint_every is 0 with .* a restart knows it again; set checkpoint_every",
+        ),
+        (
+            learner(
+                PROPOSE,
+                selection=POPULATION,
+                sampling={"max_turn_tokens": 64, "max_trajectory_tokens": 192},
+            ),
+            "an instruction and an answer, each of max_turn_tokens 64 .* leaves no room .* above 192",
         ),
         (
             learner(GUIDED, sampling={"max_turn_tokens": 64, "max_trajectory_tokens": 192}),
