@@ -97,6 +97,7 @@ ACTS = {
     "methods/objectives/spear": "replay/share",
     "methods/selection/dots": "replay/share",
     "methods/selection/deeptravel": "selection/failed_share",
+    "methods/selection/inspo-proposals": "selection/proposed_share",
     "methods/selection/xrpo": "family/guided_right_share",
     "methods/selection/vspo": "selection/damped_share",
 }

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(300)
 EVENTS = {
     *("arpo-gui", "rapo", "spear", "replay-fifo"),
     *("gac", "distillation"),
-    *("dots", "vspo", "deeptravel", "xrpo", "inspo"),
+    *("dots", "vspo", "deeptravel", "xrpo", "inspo", "inspo-proposals"),
     *("ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding"),
     *("icpo", "ampo", "srpo", "fapo"),
 }

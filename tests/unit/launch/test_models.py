@@ -168,7 +168,9 @@ def test_other_lessons_or_other_solutions_make_another_tiny_model(monkeypatch):
     assert _tiny_folder(plain, plain.model.tiny) != without
 
 
-@pytest.mark.parametrize("recipe", ["agent-r", "ghpo", "icpo", "inspo", "r3l", "dyna-mind"])
+@pytest.mark.parametrize(
+    "recipe", ["agent-r", "ghpo", "icpo", "inspo", "inspo-proposals", "r3l", "dyna-mind"]
+)
 def test_the_solved_tasks_that_are_tried_make_lessons_of_each_form(recipe):
     made = form_of_lessons(load(run_files(METHODS_FOLDER)[recipe]).learner)
     assert made

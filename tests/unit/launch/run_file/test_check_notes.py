@@ -54,6 +54,7 @@ FAMILIES = [
     "icpo",
     "fapo",
     "inspo",
+    "inspo-proposals",
 ]
 
 

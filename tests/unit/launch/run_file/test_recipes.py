@@ -33,7 +33,7 @@ def test_all_methods_are_there():
     credit = "a2fm gdpo dvao g2rpo dgpo loop grpo-tcr flow-grpo eapo epo gigpo hgpo otc prs spo-winrate"
     more = "arpo-gui xrpo-novelty subpo aepo-agentic fapo-rule fapo-judge riskpo dapo-direct rapo spear distillation"
     known = "ampo srpo aepo-entropy dapo dr-grpo reinforce-plus-plus"
-    chosen = "dots vspo deeptravel xrpo inspo"
+    chosen = "dots vspo deeptravel xrpo inspo inspo-proposals"
     assert {*credit.split(), *more.split(), *known.split(), *chosen.split()} == CREDIT
     assert {
         *("ghpo", "scaf-grpo", "igrpo", "urpo", "dyna-mind", "arpo-branch", "r3l", "agent-r", "xrpo-seeding"),
@@ -171,6 +171,7 @@ def test_what_methods_need_is_listed():
     assert needs["xrpo"] == ["groups", "families", "tasks again"]
     assert needs["vspo"] == needs["deeptravel"] == ["groups", "tasks again"]
     assert needs["inspo"] == ["groups", "instructions"]
+    assert needs["inspo-proposals"] == ["groups", "families", "instructions"]
     assert needs["riskpo"] == ["groups"]
     assert needs["gdpo"] == ["groups"]
     assert needs["ghpo"] == needs["scaf-grpo"] == ["groups", "hints", "families"]
