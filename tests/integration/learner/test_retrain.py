@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import queue
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -67,6 +68,11 @@ METHODS = {
     "judgements": {
         "family": {"kind": "judge", "answers": 2, "reference": "absent", "highest": 1.0},
         "group_size": 4,
+        "max_policy_lag": 4,
+    },
+    "proposals": {
+        "selection": {"kind": "population", "instructions": ["a", "b", "c"], "prune_every": 1},
+        "family": {"kind": "propose", "every": 1},
         "max_policy_lag": 4,
     },
     "own_formulas": {
@@ -248,7 +254,7 @@ class System:
         family = self.config.family and names.group_index(task.group_id)
         if family is None:
             return self.rng.integers(0, VOCAB, PROMPT)
-        noted = bool(task.note) and self.rng.random() < 0.7
+        noted = crc32(task.note.encode()) if self.rng.random() < 0.7 else 0
         return np.random.default_rng([family, noted]).integers(0, VOCAB, PROMPT)
 
     def get_nowait(self):
@@ -339,6 +345,9 @@ def run(request, tmp_path, model, monkeypatch):
         if metric := JUDGED.get(request.param):
             assert counts.total("judgement")
             assert sum(step.get(metric, 0.0) > 0 for step in steps) > 2
+        if request.param == "proposals":
+            assert counts.total("proposal")
+            assert any(step.get("selection/proposed_share", 0.0) > 0 for step in steps)
         assert request.param != "hints" or (counts.total("unhinted") and counts.total("without_note"))
         return folder, config
 
