@@ -28,6 +28,7 @@ from actors.uplink import LeasedEpisodes, SegmentSender
 from envs.base import Suite
 from envs.registry import EnvConfig, make_suite
 from protocol.codec import AnyMessage
+from protocol.errors import LASTING, NotAdmitted
 from protocol.messages.episodes import CancelTask, LeaseTask, SegmentAck, SegmentCredit
 from protocol.messages.peers import Drain, Generators, Hello, Refused
 from protocol.processes import EarlySigterm, supervised
@@ -82,7 +83,7 @@ class Actor:
         self._teachers = Teachers(config.teachers, lambda text: renderer.answer(text))
         self._stop = asyncio.Event()
         self._orphan_s = orphan_s
-        self._fatal = self._orphaned = ""
+        self._fatal = self._orphaned = self._refused = ""
         self._run_is_over = False
         # Looks at which environments were at work, or turns waited for a generator. Both have deadlines of their
         # own, so this counts as progress. Else the broker would take the tasks, and count the attempts as lost.
@@ -127,7 +128,8 @@ class Actor:
         """Serve until `stop` is called or the broker sends a Drain, then drain. Return whether the run is over.
 
         Raises:
-            ActorError: the broker refuses this actor, or serves a different run.
+            ActorError: the broker refuses this actor.
+            NotAdmitted: it would refuse the next start of this actor, too.
             Orphaned: the broker has been silent for too long, or has sent this actor away until later.
             LinkDown: no broker answers.
         """
@@ -146,6 +148,8 @@ class Actor:
             await self._suite.close()
         if self._orphaned:
             raise Orphaned(self._orphaned)
+        if self._refused in LASTING:
+            raise NotAdmitted(self._fatal, self._refused)
         if self._fatal:
             raise ActorError(self._fatal)
         return self._run_is_over
@@ -168,6 +172,7 @@ class Actor:
     def _joined(self) -> None:
         welcome = self._link.session.welcome
         if welcome is not None and welcome.run != self._run:
+            self._refused = "wrong_run"
             return self._give_up(
                 f"the broker serves run {welcome.run!r}, this actor belongs to {self._run!r}"
             )
@@ -197,6 +202,7 @@ class Actor:
             case Refused():
                 log.warning("broker refused (%s): %s", message.code, message.message)
                 if message.fatal:
+                    self._refused = self._refused or message.code
                     self._give_up(f"the broker refused this actor: {message.message}")
             case _:
                 log.warning("unexpected message from the broker: %s", type(message).__name__)

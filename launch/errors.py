@@ -10,7 +10,9 @@ LaunchError
 ├── NothingTrained   the run ended before its first step
 ├── TooSlow          too little happened to measure anything
 ├── NoAnswer         the broker did not return its status
-│   └── NoHead       the head has not answered a host since its start (come back)
+│   ├── NoHead       the head has not answered a host since its start (come back)
+│   └── PathLost     large packets are lost on the way to the broker (come back)
+├── ModelRefused     the weights server does not have the model that a ticket names (final)
 ├── HeadGone         no broker has answered any start of a host for too long (final)
 ├── BadQuestion      the address of a page asks for something that cannot be asked
 └── NotKept          the address of a page names something that is not there, or not any more
@@ -99,6 +101,18 @@ class NoHead(NoAnswer):
     """Broker or weights server of the head have not answered a host since its start; a later start may find them."""
 
     again: ClassVar[bool] = True
+
+
+class PathLost(NoAnswer):
+    """Short messages reach the broker and long ones do not; a later start may find that the path has healed."""
+
+    again: ClassVar[bool] = True
+
+
+class ModelRefused(LaunchError):
+    """The weights server does not have the model that a ticket names, or refuses the ticket: a new ticket is needed."""
+
+    final: ClassVar[bool] = True
 
 
 class HeadGone(LaunchError):

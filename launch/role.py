@@ -19,11 +19,11 @@ from actors.errors import Orphaned
 from broker.core.fleet import Limits
 from broker.errors import BindRefused
 from launch import logs, run_folder
-from launch.errors import DONE, ConfigError, LaunchError, exit_code, leave_note
+from launch.errors import DONE, FAILED, ConfigError, LaunchError, exit_code, leave_note
 from launch.run_file.sections import RunConfig
 from launch.run_folder import http_keys, prepare_keys
 from learner.errors import NothingToLearn
-from protocol.errors import GpuUnusable, KeysUnusable, LinkDown
+from protocol.errors import GpuUnusable, KeysUnusable, LinkDown, NotAdmitted
 from protocol.processes import die_with_parent, supervised
 from protocol.security.keys import key_pair, principal
 from protocol.sockets import BlockingLink, ThreadLink
@@ -267,15 +267,20 @@ def main() -> None:
             env_name=args.env,
         )
     except Exception as error:
-        exit_with_code(error, args.folder, args.name or args.role)
+        exit_with_code(error, args.folder, args.name or args.role, own_keys=not config.security.keys)
     if over:
         with contextlib.suppress(OSError):
             leave_note(args.folder, args.name or args.role, DONE, "the run is over")
 
 
-def exit_with_code(error: Exception, folder: Path, name: str) -> NoReturn:
-    """Exit with a code that says whether another start could help. Log a traceback if it may be needed."""
-    code = exit_code(error)
+def exit_with_code(error: Exception, folder: Path, name: str, *, own_keys: bool = False) -> NoReturn:
+    """Exit with a code that says whether another start could help. Log a traceback if it may be needed.
+
+    Args:
+        own_keys: whether the next start makes keys anew that are missing in the run folder.
+    """
+    remade = own_keys and isinstance(error, NotAdmitted) and error.code == "wrong_key"
+    code = FAILED if remade else exit_code(error)
     known = isinstance(
         error, LaunchError | LinkDown | KeysUnusable | GpuUnusable | BindRefused | NothingToLearn | Orphaned
     )

@@ -5,6 +5,7 @@ ProtocolError
 ├── LimitExceeded     a message is larger than the agreed limits (checked before decoding)
 ├── Malformed         bytes that are not a message of this protocol
 └── LinkDown          the other side did not answer within the deadline
+    └── NotAdmitted   the broker does not admit this process, and will not admit its next start (final)
 
 AddressRefused        an address that other hosts can reach, without keys that keep strangers out (final)
 KeysUnusable          a keys folder lacks a file that is needed, or holds one that cannot be used (final)
@@ -42,6 +43,25 @@ class Malformed(ProtocolError, ValueError):
 
 class LinkDown(ProtocolError, ConnectionError):
     """The other side did not answer within the deadline."""
+
+
+class NotAdmitted(LinkDown):
+    """The broker does not admit this process, and will not admit its next start with the same keys and settings.
+
+    Args:
+        text: what the broker said.
+        code: code of the refusal, or "wrong_run".
+    """
+
+    final: ClassVar[bool] = True
+
+    def __init__(self, text: str, code: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+LASTING = ("wrong_key", "wrong_digest", "wrong_run")
+"""Codes of refusals that the next start of a process would get, too."""
 
 
 class AddressRefused(ValueError):

@@ -34,6 +34,7 @@ from actors.generator.weights.staging import (
     shared_memory,
 )
 from protocol.codec import AnyMessage
+from protocol.errors import LASTING, NotAdmitted
 from protocol.messages.fields import MAX_PATIENCE_S, MAX_SOURCES
 from protocol.messages.peers import ActorKeys, Drain, Hello, Refused, SourceComplaint, WeightsReady
 from protocol.processes import EarlySigterm, lock_of_environment, supervised
@@ -147,7 +148,7 @@ class Generator:
         self._stop = asyncio.Event()
         self._grace_s, self._leave_by, self._orphan_s = grace_s, math.inf, orphan_s
         self._actors: Listener | None = None
-        self._failure = self._orphaned = ""
+        self._failure = self._orphaned = self._refused = ""
         self._run_is_over = False
         self._serving = Serving(engine, config, facts, on_failure=self._fail)
         self._pinned = PinnedVersions() if evaluates_here(config.evaluators, name) else None
@@ -169,6 +170,7 @@ class Generator:
 
         Raises:
             GeneratorFailed: the engine is lost, or the broker refuses this generator.
+            NotAdmitted: the broker would refuse the next start of this generator, too.
             Orphaned: the broker is lost, or has sent this generator away until later.
             LinkDown: no broker answered within `JOIN_TIMEOUT_S`.
         """
@@ -205,6 +207,8 @@ class Generator:
             await asyncio.wait({updates}, timeout=DRAIN_TIMEOUT_S)
         if self._orphaned:
             raise Orphaned(self._orphaned)
+        if self._refused in LASTING:
+            raise NotAdmitted(self._failure, self._refused)
         if self._failure:
             raise GeneratorFailed(f"{self._name}: {self._failure}")
         return self._run_is_over
@@ -256,6 +260,7 @@ class Generator:
         welcome = self._link.session.welcome
         assert welcome is not None
         if welcome.run != self._run:
+            self._refused = "wrong_run"
             self._fail(f"the broker serves run {welcome.run!r}, this generator belongs to {self._run!r}")
         elif (
             self._link.session.joins == 1
@@ -288,6 +293,7 @@ class Generator:
                 self._orphaned = message.reason if message.then == "resumed" else ""
                 self._drain(message.reason or "asked by the broker")
             case Refused() if message.fatal:
+                self._refused = self._refused or message.code
                 self._fail(f"refused by the broker: {message.message}")
             case Refused():
                 log.warning("refused by the broker: %s", message.message)

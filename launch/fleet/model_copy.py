@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from launch.errors import ConfigError, LaunchError, NoHead
+from launch.errors import ConfigError, LaunchError, ModelRefused, NoHead
 from launch.fleet.ticket import READ_BYTES, ModelFile, Ticket
 from protocol.security.http import Access, access
 from protocol.weights.server import MODEL_FILE
@@ -23,11 +23,8 @@ ANSWER_S = 30.0
 TRY_S = 120.0
 """Time without a byte after which a host gives up."""
 RETRY_S = 1.0
-UNAVAILABLE = 503
-
-
-class ModelNotFetched(LaunchError):
-    """The weights server refuses the model, or has sent other bytes; a later start may find it there."""
+SERVER_FAULT = 500
+"""Lowest status that blames the server, or says that it is busy. What is below would be the answer again."""
 
 
 class FetchStopped(LaunchError):
@@ -76,7 +73,7 @@ def model_of_ticket(
         FetchStopped: it was.
         ConfigError: the ticket names a file that no server would send, or no weights server.
         NoHead: the server does not answer any more.
-        ModelNotFetched: the server refuses, or has sent other bytes.
+        ModelRefused: the server refuses, or has sent other bytes.
     """
     if not ticket.model:
         return None
@@ -121,8 +118,13 @@ def _fetch(url: str, file: ModelFile, path: Path, given: Access, leaving: Callab
                 _store(answer, file, path, url, leaving)
             return
         except urllib.error.HTTPError as error:
-            if error.code != UNAVAILABLE:
-                raise ModelNotFetched(f"{url}: {error}") from None
+            # It is the answer, and holds the connection.
+            error.close()
+            if error.code < SERVER_FAULT:
+                raise ModelRefused(
+                    f"{url}: {error}; the head has another model or other keys than this ticket, so make the ticket "
+                    "anew"
+                ) from None
             why = str(error)
         except (OSError, http.client.HTTPException) as error:
             why = str(error)
@@ -151,7 +153,7 @@ def _store(
     if left > 0:
         raise OSError(f"{left} bytes are missing")
     if left < 0 or digest.hexdigest() != file.sha256:
-        raise ModelNotFetched(
+        raise ModelRefused(
             f"{url}: other bytes than those that the ticket names; the model on the head has changed, so make the "
             "ticket anew"
         )

@@ -435,7 +435,8 @@ class Crew:
         why = post.how_it_ended(self._folder)
         if post.repeats(why):
             raise RoleFailed(
-                f"{why}, for the second time: starting it again would change nothing (log: {post.child.log})"
+                f"{why}, for the second time: starting it again would change nothing (log: {post.child.log})",
+                final=True,
             )
         if not post.plan_restart(why, now, self._patience):
             tries = (

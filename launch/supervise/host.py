@@ -29,6 +29,7 @@ from launch.errors import (
     HostTaken,
     NoAnswer,
     NoHead,
+    PathLost,
     RoleFailed,
     exit_code,
     read_note,
@@ -49,11 +50,10 @@ from launch.supervise.crew import Crew
 from launch.supervise.health import PEERS, role_of
 from launch.supervise.posts import LEARNER, Post, posts_of_host
 from learner.run_files import RESULT, says_over
-from protocol.digest import OTHER_DIGEST
 from protocol.echo import path_trouble
 from protocol.processes import SUPERVISED
 from protocol.security.addresses import is_loopback, split_endpoint
-from protocol.security.client import REFUSED_KEY, REVOKED
+from protocol.security.client import REFUSED_KEY
 
 log = logging.getLogger(__name__)
 
@@ -461,7 +461,9 @@ def run_host(
 
     Raises:
         ConfigError: the ticket does not fit this host; nothing was started.
-        LaunchError: the head does not answer, or does not send the model.
+        NoHead: the head does not answer.
+        PathLost: large packets do not reach the broker.
+        ModelRefused: the head does not have the model of the ticket.
         HeadGone: no start has found the head for too long.
     """
     grace_s = grace_under_slurm(options.grace_s, environment)
@@ -490,6 +492,9 @@ def run_host(
             keys, sources = unpack(ticket, folder)
             if not await_head(ticket.config.broker.http, http_keys(ticket.config, keys), course):
                 return _ended_before_start(note)
+            # A model may take minutes to fetch and an engine to start, and its tokens would never arrive.
+            if trouble := path_trouble(ticket.config.broker.endpoint, keys, f"actor-{name}-0"):
+                raise PathLost(trouble)
             model = model_of_ticket(
                 ticket, keys, cache_folder(environment), note, leaving=lambda: course.leaving
             )
@@ -540,9 +545,6 @@ def _supervise(
     ask_with = http_keys(config, keys)
     if not await_head(config.broker.http, ask_with, course):
         return _ended_before_start(note)
-    # An engine may take minutes to start, and its tokens would never arrive.
-    if trouble := path_trouble(config.broker.endpoint, keys, f"actor-{name}-0"):
-        raise NoAnswer(trouble)
     arguments: tuple[str, ...] = ("--run", ticket.run)
     if ticket.sources:
         arguments += ("--env", ticket.config.env.name)
@@ -640,12 +642,11 @@ ENDS = {
 """What the exit codes of a host say."""
 
 
-FINAL_WORDS = (REVOKED[:40], REFUSED_KEY, OTHER_DIGEST)
-"""Words in the reasons of processes that the broker does not admit, and will not admit later."""
-
-
 def _refuse_stranger(crew: Crew, folder: Path) -> None:
-    """Find a process that has ended because the broker does not admit this host.
+    """Find a process that has ended because the broker does not know the key of this host any more.
+
+    For a process by hand this is no final error, because its key may yet be brought to the broker. The key of a ticket
+    was made there.
 
     Raises:
         RoleFailed: there is one.
@@ -654,5 +655,5 @@ def _refuse_stranger(crew: Crew, folder: Path) -> None:
         if post.child is None or post.running or not post.child.process.returncode:
             continue
         reason = errors.read_reason(folder, post.name)
-        if any(words in reason for words in FINAL_WORDS):
+        if REFUSED_KEY in reason:
             raise RoleFailed(f"{post.name}: {reason}", final=True)

@@ -354,8 +354,11 @@ class WeightsServer:
         """Send a file of the model's folder, or a range of it. The client knows its hash from elsewhere."""
         if self._model is None:
             self._model = await asyncio.to_thread(self._model_folder)
-        path = self._model / request.match_info["name"] if self._model is not None else None
-        if path is None or not path.is_file():
+        if self._model is None:
+            # Somebody makes it just now. A 404 would say that it never comes.
+            raise web.HTTPServiceUnavailable(headers={"Retry-After": "1"})
+        path = self._model / request.match_info["name"]
+        if not path.is_file():
             raise web.HTTPNotFound(text="404: the model has no such file\n")
         async with self._place():
             # Not aiohttp's FileResponse: it is prepared again behind the handler, which fails for one that was sent.

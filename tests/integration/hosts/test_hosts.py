@@ -41,6 +41,7 @@ def test_keys_made_later_mix_with_those_before_and_no_file_is_copied_between_hos
     # A key is revoked where the broker is, and nowhere else.
     key_files.revoke(hosts.keys, "actor-b")
     assert hosts.processes["actor-b-0"].wait(PATIENCE_S) != 0
+    assert "NotAdmitted: " in hosts.log("actor-b-0")
     until(lambda: "actor-b-0" not in hosts.broker.peers(), "the broker forgets the actor", PATIENCE_S)
 
 

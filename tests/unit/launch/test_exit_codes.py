@@ -12,11 +12,12 @@ from broker.errors import BindRefused
 from launch import errors
 from launch.errors import ConfigError
 from launch.role import exit_with_code
-from protocol.errors import LinkDown
+from protocol.errors import LASTING, LinkDown, NotAdmitted
 
 FINAL = {
     "launch.errors.ConfigError",
     "launch.errors.HeadGone",
+    "launch.errors.ModelRefused",
     "actors.errors.ModelNotLoaded",
     "broker.errors.JournalError",
     "learner.errors.CheckpointError",
@@ -38,6 +39,7 @@ FINAL = {
     "protocol.errors.GpuUnusable",
     "protocol.errors.KeysUnusable",
     "protocol.errors.NameTaken",
+    "protocol.errors.NotAdmitted",
     "envs.errors.UnknownEnv",
     "envs.errors.RefusedFamily",
     "envs.errors.NoConfinement",
@@ -102,3 +104,15 @@ def test_a_port_in_use_is_one_line_and_the_reason_in_the_note(tmp_path, capsys):
     assert capsys.readouterr().err == "broker: broker.http is taken\n"
     assert errors.read_reason(tmp_path, "broker") == "broker.http is taken"
     assert errors.read_note(tmp_path, "broker") == errors.FAILED
+
+
+@pytest.mark.parametrize("code", LASTING)
+@pytest.mark.parametrize("own_keys", [True, False])
+def test_a_process_that_the_broker_does_not_admit_stays_away_unless_its_next_start_has_another_key(
+    tmp_path, capsys, code, own_keys
+):
+    with pytest.raises(SystemExit) as ended:
+        exit_with_code(NotAdmitted("no such key", code), tmp_path, "actor-0", own_keys=own_keys)
+    healed = own_keys and code == "wrong_key"
+    assert ended.value.code == (errors.FAILED if healed else errors.FINAL)
+    assert capsys.readouterr().err == "actor-0: no such key\n"

@@ -5,11 +5,14 @@ import json
 import os
 import stat
 import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import pytest
 
-from launch.errors import COME_BACK, ConfigError, NoHead, exit_code
+from launch.errors import COME_BACK, FINAL, ConfigError, ModelRefused, NoHead, exit_code
 from launch.fleet import model_copy
 from launch.fleet import ticket as tickets
 from launch.fleet.model_copy import FetchStopped, model_of_ticket
@@ -280,6 +283,49 @@ def test_a_weights_server_that_does_not_answer_is_looked_for_as_a_head_is(tmp_pa
     with pytest.raises(NoHead, match="does the weights server run") as caught:
         model_of_ticket(with_model(free_port()), None, tmp_path / "cache", lambda _: None)
     assert exit_code(caught.value) == COME_BACK
+    assert not list((tmp_path / "cache").iterdir())
+
+
+@contextmanager
+def weights_server(status):
+    """Answer every request with a status and two bytes, and yield the port."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "code", "words"),
+    [
+        (200, ModelRefused, FINAL, "other bytes than .* so make the ticket anew"),
+        (401, ModelRefused, FINAL, "401.* other keys than this ticket, so make the ticket anew"),
+        (404, ModelRefused, FINAL, "404.* so make the ticket anew"),
+        # It is busy, or the head makes the model just now.
+        (503, NoHead, COME_BACK, "503.*does the weights server run"),
+        (500, NoHead, COME_BACK, "500"),
+    ],
+)
+def test_a_model_that_the_head_does_not_have_is_asked_for_once_and_a_busy_server_again(
+    tmp_path, monkeypatch, status, kind, code, words
+):
+    monkeypatch.setattr(model_copy, "TRY_S", 0.0)
+    with weights_server(status) as port, pytest.raises(kind, match=words) as caught:
+        model_of_ticket(with_model(port), None, tmp_path / "cache", lambda _: None)
+    assert exit_code(caught.value) == code
     assert not list((tmp_path / "cache").iterdir())
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch import processes
-from launch.errors import DONE, RoleFailed, leave_note
+from launch.errors import DONE, FINAL, RoleFailed, exit_code, leave_note
 from launch.processes import Child, role_environment, tail
 from launch.run_file.load import check
 from launch.supervise import crew as crew_module
@@ -299,8 +299,9 @@ def test_an_engine_that_twice_cannot_start_for_one_reason_ends_the_run(crew, not
     dies()
     with pytest.raises(
         RoleFailed, match=r"\(ImportError: image processors need PIL\), for the second time: starting it"
-    ):
+    ) as caught:
         crew.revive(20.0)
+    assert exit_code(caught.value) == FINAL, "engines would load the model for ever"
 
 
 def test_an_engine_that_cannot_start_for_different_reasons_is_started_again(crew, notes, spawned):

@@ -4,21 +4,24 @@ import json
 
 import pytest
 
-from launch.errors import COME_BACK, DONE, ConfigError, NoAnswer
-from launch.fleet.ticket import Ticket
+from launch.errors import COME_BACK, DONE, ConfigError, NoAnswer, PathLost, exit_code
+from launch.fleet.ticket import Ticket, product_version
 from launch.run_file.load import check
 from launch.supervise import host as host_module
 from launch.supervise.host import (
     GONE_S,
     ORPHANS_S,
     HostCourse,
+    HostOptions,
     Step,
     about,
     config_of_host,
     counts_of_host,
     refuse_overrides,
+    run_host,
 )
 from launch.supervise.posts import posts_of_host
+from protocol.codec import MAJOR, MINOR
 from protocol.processes import SUPERVISED, supervised
 
 RUN, GONE = {"generator-a-0": None, "actor-a-0": None}, {"generator-a-0": 0, "actor-a-0": 0}
@@ -197,3 +200,19 @@ def test_a_broker_that_answers_again_keeps_a_host_of_which_a_process_was_drained
     silent = HostCourse(90.0)
     silent.heard(0.0, answers=False)
     assert silent.look({**codes, "generator-a-0": None}, 10 * GONE_S) == Step()
+
+
+def test_a_path_that_loses_large_packets_is_found_before_anything_is_fetched_and_may_heal(
+    tmp_path, monkeypatch
+):
+    given = ticket().model_copy(update={"offbeat": product_version(), "protocol": f"{MAJOR}.{MINOR}"})
+    monkeypatch.setattr(host_module, "HostSignals", lambda course: None)
+    monkeypatch.setattr(host_module, "fetch", lambda http, *, keys: None)
+    monkeypatch.setattr(
+        host_module, "path_trouble", lambda endpoint, keys, peer: f"{endpoint} {peer}: lower the MTU"
+    )
+    monkeypatch.setattr(host_module, "model_of_ticket", lambda *_, **__: pytest.fail("it fetches the model"))
+    options = HostOptions(overrides=(f"run.dir={tmp_path}",))
+    with pytest.raises(PathLost, match=r"tcp://10\.0\.0\.5:5755 actor-gpu7-0: lower the MTU") as caught:
+        run_host(given, options, {}, "gpu7", lambda text: None)
+    assert exit_code(caught.value) == COME_BACK
