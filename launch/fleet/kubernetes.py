@@ -8,7 +8,7 @@ stays and does nothing, until a launch brings another run file or ticket, or the
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launch.errors import COME_BACK, DONE, FINAL, ConfigError
@@ -296,48 +296,12 @@ def _pod(
     nodes: Mapping[str, str],
 ) -> Object:
     host = part != "head"
-    volumes: list[Object] = [
-        {"name": "config", "configMap": {"name": name_of(job, "run")}},
-        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": shared}},
-        {"name": "temporary", "emptyDir": {}},
-    ]
-    mounts: list[Object] = [
-        {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
-        {"name": "shared-memory", "mountPath": "/dev/shm"},
-        {"name": "temporary", "mountPath": "/tmp"},
-        {"name": "work", "mountPath": WORK_FOLDER},
-    ]
-    environment: list[Object] = [{"name": "HOME", "value": HOME}]
-    if host:
-        secret = {"secretName": name_of(job, f"{part}-ticket"), "defaultMode": SECRET_MODE}
-        volumes += [{"name": "work", "emptyDir": {}}, {"name": "ticket", "secret": secret}]
-        mounts.append({"name": "ticket", "mountPath": TICKET_FOLDER, "readOnly": True})
-        environment += [
-            {"name": "OFFBEAT_TICKET", "value": TICKET},
-            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        ]
-    if site.data_claim:
-        volumes.append(
-            {"name": "data", "persistentVolumeClaim": {"claimName": site.data_claim, "readOnly": True}}
-        )
-        mounts.append({"name": "data", "mountPath": DATA_FOLDER, "readOnly": True})
-    tolerated = site.tolerations if host else site.head_tolerations
-    tolerations: list[Object] = [{"key": key, "operator": "Exists"} for key in tolerated]
-    if host:
-        tolerations += [
-            {
-                "key": f"node.kubernetes.io/{trouble}",
-                "operator": "Exists",
-                "effect": "NoExecute",
-                "tolerationSeconds": LOST_NODE_S,
-            }
-            for trouble in ("not-ready", "unreachable")
-        ]
+    volumes, mounts = _volumes(job, site, part, shared)
     whole = {
         "name": "offbeat",
         "image": site.image,
         "workingDir": WORK_FOLDER,
-        "env": environment,
+        "env": _environment(host=host),
         **({"envFrom": [{"secretRef": {"name": site.env_secret}}]} if site.env_secret else {}),
         **container,
         "volumeMounts": mounts,
@@ -366,13 +330,60 @@ def _pod(
         "containers": [whole],
         "volumes": volumes,
     }
-    if tolerations:
+    if tolerations := _tolerations(site.tolerations if host else site.head_tolerations, host=host):
         specification["tolerations"] = tolerations
     if nodes:
         specification["nodeSelector"] = dict(nodes)
     if site.pull_secret:
         specification["imagePullSecrets"] = [{"name": site.pull_secret}]
     return {"metadata": {"labels": labels_of(job.name, part)}, "spec": specification}
+
+
+def _volumes(job: Job, site: KubernetesSite, part: str, shared: str) -> tuple[list[Object], list[Object]]:
+    """Return the volumes of a pod, and where its container has them."""
+    own: dict[str, tuple[Object, str]] = {
+        "config": ({"configMap": {"name": name_of(job, "run")}}, CONFIG_FOLDER),
+        "shared-memory": ({"emptyDir": {"medium": "Memory", "sizeLimit": shared}}, "/dev/shm"),
+        "temporary": ({"emptyDir": {}}, "/tmp"),
+        # The head's is the claim of its StatefulSet.
+        "work": ({} if part == "head" else {"emptyDir": {}}, WORK_FOLDER),
+    }
+    if part != "head":
+        secret = {"secretName": name_of(job, f"{part}-ticket"), "defaultMode": SECRET_MODE}
+        own["ticket"] = ({"secret": secret}, TICKET_FOLDER)
+    if site.data_claim:
+        claim = {"claimName": site.data_claim, "readOnly": True}
+        own["data"] = ({"persistentVolumeClaim": claim}, DATA_FOLDER)
+    volumes = [{"name": name, **source} for name, (source, _) in own.items() if source]
+    mounts = [
+        {"name": name, "mountPath": path, **({"readOnly": True} if name in TO_READ else {})}
+        for name, (_, path) in own.items()
+    ]
+    return volumes, mounts
+
+
+TO_READ = ("config", "ticket", "data")
+"""Volumes that a container cannot write."""
+
+
+def _environment(*, host: bool) -> list[Object]:
+    home = [{"name": "HOME", "value": HOME}]
+    if not host:
+        return home
+    return [
+        *home,
+        {"name": "OFFBEAT_TICKET", "value": TICKET},
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ]
+
+
+def _tolerations(keys: Sequence[str], *, host: bool) -> list[Object]:
+    """Return the taints of nodes that a pod tolerates. Hosts do not wait long for a node that does not answer."""
+    troubles = ("not-ready", "unreachable") if host else ()
+    soon = {"effect": "NoExecute", "tolerationSeconds": LOST_NODE_S}
+    return [{"key": key, "operator": "Exists"} for key in keys] + [
+        {"key": f"node.kubernetes.io/{trouble}", "operator": "Exists", **soon} for trouble in troubles
+    ]
 
 
 def _probe(job: Job, arguments: list[str]) -> Object:

@@ -19,7 +19,7 @@ from protocol.security.addresses import is_loopback, split_endpoint
 
 ENGINES = ("ssh", "slurm", "systemd", "kubernetes", "ray")
 AGAIN_AND_AGAIN = "--again"
-"""Word of a head's command: the head goes on in the folder that tickets name, or starts there, and nowhere else."""
+"""Last word of a head's command: it goes on in the folder that tickets name, or starts there, and nowhere else."""
 WAIT_TRIES, WAIT_S = 120, 5
 """How often, and how many seconds apart, a task looks for the ticket that the head's job writes.
 
@@ -70,7 +70,8 @@ def head_command(job: Job, port: int, *, address: str = "") -> list[str]:
         opened.append(f"weights.http=0.0.0.0:{port + 2}")
     if address and not config.weights.advertised_host:
         opened.append(f"weights.advertised_host={address}")
-    return ["train", job.run_file, *job.overrides, *opened, "generator.count=0", "actor.count=0"]
+    counts = ["generator.count=0", "actor.count=0"]
+    return ["train", job.run_file, *job.overrides, *opened, *counts, AGAIN_AND_AGAIN]
 
 
 def _words(words: Sequence[str]) -> str:
@@ -129,7 +130,7 @@ mkdir -p "$tickets" && chmod 700 "$tickets"
 rm -f "$tickets"/*
 touch "$tickets/began"
 # No trap: `scancel` ends this script at once, so that nothing is requeued. A preemption signals the step alone.
-srun --overlap -n1 {command} weights.advertised_host="$(hostname)" {AGAIN_AND_AGAIN} "$@" &
+srun --overlap -n1 {command} weights.advertised_host="$(hostname)" "$@" &
 train=$!
 # The tickets have the address of this node. Tasks of the arrays wait for them.
 while kill -0 $train 2>/dev/null; do
@@ -241,7 +242,7 @@ exit {COME_BACK}
 def _head_script(job: Job, port: int, address: str) -> str:
     """Return the script of a head that runs where `offbeat launch` does."""
     command = _words(["offbeat", *head_command(job, port, address=address)])
-    return _script([], f'exec {command} {AGAIN_AND_AGAIN} "$@"')
+    return _script([], f'exec {command} "$@"')
 
 
 # --- systemd ----------------------------------------------------------------------------------------------
@@ -250,7 +251,7 @@ def _head_script(job: Job, port: int, address: str) -> str:
 def _systemd(job: Job, site: SystemdSite) -> dict[str, str]:
     user = [f"User={site.user}"] if site.user else []
     target = "multi-user.target" if site.user else "default.target"
-    command = [site.program, *head_command(job, site.port, address=site.address), AGAIN_AND_AGAIN]
+    command = [site.program, *head_command(job, site.port, address=site.address)]
     result = shlex.quote(f"{job.run_folder}/result.json")
     over = f"""grep -Eqs '"run": *"over"' {result}"""
     new = f"[ {shlex.quote(job.run_file)} -nt {result} ]"

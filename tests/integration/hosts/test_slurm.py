@@ -162,7 +162,7 @@ def test_tasks_that_start_before_their_head_are_queued_again_and_join_it(cluster
         until(lambda role=role: starts(role) >= 1, "a task without a ticket is requeued", PATIENCE_S)
         assert "the head has written no ticket yet" in log_of(role)
     # A head that was killed has left its tickets, and its next start is in the queue.
-    first = subprocess.Popen(["offbeat", *head_command(Job("run.toml", (), run.config), 0), "--again"])
+    first = subprocess.Popen(["offbeat", *head_command(Job("run.toml", (), run.config), 0)])
     try:
         until(run.status, "the broker answers", PATIENCE_S)
         for role in roles:

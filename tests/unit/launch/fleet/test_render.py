@@ -138,7 +138,7 @@ def test_addresses_that_the_run_file_opens_stay():
         "weights": {"http": "10.0.0.5:3"},
     }
     words = head_command(job(**opened), 5755)
-    assert words == ["train", "run.toml", "learner.steps=40", "generator.count=0", "actor.count=0"]
+    assert words == ["train", "run.toml", "learner.steps=40", "generator.count=0", "actor.count=0", "--again"]
 
 
 @pytest.mark.parametrize(
