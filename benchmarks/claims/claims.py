@@ -38,7 +38,7 @@ BUDGETS = {
     "instructions": Budget(12_000),
     "modes": Budget(60_000),
     "lucky": Budget(100_000),
-    "locks": Budget(80_000),
+    "locks": Budget(240_000),
 }
 """Budget of a run, by task."""
 
@@ -215,7 +215,7 @@ CLAIMS = (
     Claim(
         "AMPO",
         "ampo",
-        "answers of three teachers, each of whom knows a third, open locks that GRPO never does, and one opens fewer",
+        "answers of three teachers, each of whom knows one lock, open locks that GRPO never does, and one opens fewer",
         (Bar("final", "grpo-locks", 0.34, reach=0.44, below=0.1), Bar("final", "one-teacher", 0.3)),
         "recipes/comparisons.md#ampo",
     ),
