@@ -541,10 +541,39 @@ def claim(folder: Path) -> IO[str]:
     # On a full disk the words are missing, and the lock is held all the same.
     with contextlib.suppress(OSError):
         os.ftruncate(lock.fileno(), 0)
-        os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n{host_id()}".encode())
+        os.write(lock.fileno(), _own_words().encode())
         # Other machines that share the folder read it while it is held.
         os.fsync(lock.fileno())
     return lock
+
+
+def _own_words() -> str:
+    """Return what the lock of a folder says while this process holds it."""
+    return f"process {os.getpid()} on {socket.gethostname()}\n{host_id()}"
+
+
+def refuse_other_holder(folder: Path) -> None:
+    """Find out that another process has taken a folder which this one has claimed.
+
+    A network file system frees the lock of a machine that does not answer, and then gives it to the next process. The
+    machine may come back. Its writes to other files than the lock still succeed, so it has to look.
+
+    Raises:
+        FolderInUse: the lock names another process.
+    """
+    try:
+        with open(folder / LOCK, encoding="utf-8") as lock:
+            # While this process has the file open for writing, NFS would go on reading what is in its cache.
+            os.posix_fadvise(lock.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            said = lock.read(200)
+    except OSError:
+        return
+    # It is empty for a moment while its new holder writes, and on a full disk.
+    if said and said != _own_words():
+        raise FolderInUse(
+            f"{folder} is in use by {said.partition(chr(10))[0]}: the file system has taken this machine for dead and "
+            "has given the lock away; the run goes on there"
+        )
 
 
 def holder(folder: Path) -> str:

@@ -88,6 +88,8 @@ class StateFile:
         self._packages = package_versions()
         self.unsaved = False
         """True if the newest record could not be written."""
+        self.closed = False
+        """Whether the run folder belongs to another process, so that nothing is written."""
 
     def save(self, posts: Iterable[Post], leaving: Collection[str] = ()) -> None:
         """Write the processes of all posts. If the disk is full, say so once, and leave the former record.
@@ -95,6 +97,8 @@ class StateFile:
         Args:
             leaving: names of processes that were asked to end.
         """
+        if self.closed:
+            return
         state: dict[str, Any] = {
             "pid": os.getpid(),
             "http": self._http,
@@ -406,6 +410,15 @@ class Crew:
         left = kill_all([post.child for post in self.posts if post.child is not None])
         self._clean_up()
         return left
+
+    def abandon(self) -> None:
+        """Kill all roles at once, and write nothing more: the run folder belongs to another process."""
+        self._state.closed = True
+        kill_all([post.child for post in self.posts if post.child is not None])
+
+    @property
+    def abandoned(self) -> bool:
+        return self._state.closed
 
     def _clean_up(self) -> None:
         # A learner that was killed could not remove its weights itself.

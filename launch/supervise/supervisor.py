@@ -251,7 +251,7 @@ def train(
 
     Raises:
         ConfigError: there is no run to resume, no such checkpoint, or a change that was not accepted.
-        FolderInUse: another process holds the run folder.
+        FolderInUse: another process holds the run folder, or has taken it meanwhile.
         RoleFailed: the model could not be made, a process ended with an error that another start would
             repeat, or a process ended too often in a row. All other processes are stopped first.
         NothingTrained: the run ended before its first step.
@@ -279,7 +279,8 @@ def train(
             prepare_model(config, folder, panel, interrupt)
             supervise(crew, config, folder, panel, interrupt, resume=bool(resume), from_step=from_step)
         finally:
-            release_hosts(config, folder)
+            if not crew.abandoned:
+                release_hosts(config, folder)
             stubborn = end(crew, interrupt, panel.note)
             panel.close()
         if interrupt.again:
@@ -415,6 +416,10 @@ def supervise(
         if said := hosts_wanted(config, folder):
             panel.note(said)
         watch(crew, poller, config, folder, panel, interrupt, weights)
+    except FolderInUse:
+        # Before the learner could write a checkpoint into what is not ours any more.
+        crew.abandon()
+        raise
     finally:
         poller.close()
         if weights is not None:
@@ -472,6 +477,7 @@ def watch(
     Raises:
         RoleFailed: the learner left no result, or a process cannot be started again.
         NothingTrained: interrupted before the learner had joined the broker.
+        FolderInUse: another process has the run folder now.
     """
     asked_at, joined, before = 0.0, False, size_of(folder / METRICS)
     wanted, looked = WantedFile(folder / FILE), 0.0
@@ -493,11 +499,13 @@ def watch(
                 show_joined(panel, starting, names, crew.ages(answer.at), config.run.dir)
         if weights is not None and (answer := weights.take()):
             crew.examine_weights(answer)
+        if time.monotonic() - looked >= LOOK_S:
+            looked = time.monotonic()
+            run_folder.refuse_other_holder(folder)
+            if not asked_at:
+                resize(crew, wanted)
         if not asked_at:
             crew.revive(time.monotonic())
-            if time.monotonic() - looked >= LOOK_S:
-                looked = time.monotonic()
-                resize(crew, wanted)
         panel.update(folder, config, restarts=crew.restarts, starting=starting.text)
         # A resumed learner finds whole batches, and may make steps before the broker's answer names it.
         if interrupt.asked and not joined and size_of(folder / METRICS) == before:

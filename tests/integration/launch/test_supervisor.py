@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from launch import errors, run_folder
-from launch.errors import NothingTrained, RoleFailed
+from launch.errors import FolderInUse, NothingTrained, RoleFailed
 from launch.run_file.load import check
-from launch.supervise.crew import OTHERS_STOP_S, Crew
+from launch.supervise.crew import OTHERS_STOP_S, Crew, read_state
 from launch.supervise.supervisor import Interrupt, end, how_it_ended, prepare_model, supervise
 from learner import checkpoint_files
 from protocol.wanted import FILE, Wanted
@@ -247,6 +247,23 @@ def test_a_process_that_always_fails_ends_the_run_with_its_log(job):
     with pytest.raises(RoleFailed, match=r"actor-0 has been started 2 times again.*ended with code 7.*log"):
         run.run(break_it)
     assert len(run.starts("actor-0")) == 3
+
+
+def test_a_run_whose_folder_was_given_to_another_machine_is_killed_and_writes_nothing_more(job):
+    run = job()
+
+    def takes_over(job):
+        (job.folder / "lock").write_text("process 7 on gone7\nanother boot")
+        job.until(lambda: job.over)
+
+    with pytest.raises(FolderInUse, match=r"in use by process 7 on gone7: .* the run goes on there") as found:
+        run.run(takes_over)
+    assert errors.exit_code(found.value) == errors.COME_BACK
+    assert not any(post.running for post in run.crew.posts)
+    # As the other machine has found it: the learner was not asked for a checkpoint, and nobody is said to leave.
+    state = read_state(run.folder)["processes"]
+    assert not any(process["leaving"] for process in state.values())
+    assert (run.folder / "lock").read_text().startswith("process 7 on gone7")
 
 
 def test_a_broker_that_cannot_start_ends_the_run_at_once(job):

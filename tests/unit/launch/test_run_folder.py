@@ -277,6 +277,24 @@ def test_a_process_of_this_machine_that_holds_a_folder_has_to_end_first(tmp_path
     assert "remove" not in said
 
 
+def test_a_process_whose_folder_was_given_to_another_one_finds_out(tmp_path, held_by):
+    folder = failed(tmp_path)
+    run_folder.refuse_other_holder(tmp_path / "not there")
+    with run_folder.claim(folder):
+        run_folder.refuse_other_holder(folder)
+        # The new holder has the lock, and has not written yet.
+        (folder / "lock").write_text("")
+        run_folder.refuse_other_holder(folder)
+        # A file of the name `lock` is locked anew, as a server does that has dropped the lock of this machine.
+        (folder / "lock").unlink()
+        held_by(folder, "gone7")
+        with pytest.raises(
+            FolderInUse, match=r"in use by process \d+ on gone7: .* the run goes on there"
+        ) as caught:
+            run_folder.refuse_other_holder(folder)
+    assert exit_code(caught.value) == COME_BACK
+
+
 def test_a_scripted_start_waits_for_a_held_folder_for_a_bounded_time(tmp_path, held_by):
     folder, said = failed(tmp_path), []
     holder = held_by(folder, "gone7")
