@@ -1,11 +1,15 @@
 """A real systemd, as the first process of namespaces of its own, runs the rendered units of a host and of a head."""
 
+import contextlib
+import json
 import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +18,11 @@ from launch.cli import main
 from launch.fleet.job import Job
 from launch.fleet.render import render
 from launch.fleet.site import Site, SystemdSite
+from launch.processes import free_port
+from launch.run_file.load import load
 from protocol.messages.peers import Goodbye
 from protocol.security import key_files
+from tests.campaigns.faults.proof import prove
 from tests.integration.hosts.counted_head import ENOUGH, CountedRun
 from tests.integration.hosts.fleet_harness import OFFBEAT, Fleet
 from tests.integration.hosts.hosts_harness import PATIENCE_S, ROOT
@@ -55,7 +62,7 @@ def why_not():
 WHY_NOT = why_not()
 pytestmark = [
     pytest.mark.soak,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(2400),
     pytest.mark.skipif(bool(WHY_NOT), reason=f"no systemd: {WHY_NOT}"),
 ]
 
@@ -242,3 +249,98 @@ def test_systemd_keeps_a_head_until_its_run_is_over(head, tmp_path):
     assert systemd.said(HEAD)["ActiveState"] == "inactive"
     assert len(run.starts()) == 4
     print(run.prove(12))
+
+
+STEPS = 30
+RUN_FILE = f"""
+extends = "spell_backward"
+[run]
+name = "run"
+[model.tiny.warm_start]
+steps = 40
+demonstrations = 400
+[generator]
+count = 0
+[actor]
+count = 0
+[learner]
+steps = {STEPS}
+checkpoint_every = 2
+evaluation_tasks = 0
+"""
+LONG_S = 900.0
+"""Longest wait for a learner or an engine that loads its libraries."""
+
+
+def ports_in_a_row(count=3):
+    while True:
+        first = free_port()
+        with contextlib.ExitStack() as held:
+            try:
+                for port in range(first, first + count):
+                    made = held.enter_context(socket.socket())
+                    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    made.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return first
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A run of the recipe `spell_backward` and a systemd with the units of its head and its host: nothing counts."""
+    (tmp_path / "run.toml").write_text(RUN_FILE)
+    program = tmp_path / "offbeat"
+    program.write_text(
+        f"#!/bin/sh\nexport PYTHONPATH={ROOT} HOME={tmp_path} OFFBEAT_LOG_LEVEL=debug\n"
+        f'exec {sys.executable} -m launch.cli "$@" >>{tmp_path}/said.log 2>&1\n'
+    )
+    program.chmod(0o755)
+    own = SystemdSite(folder=str(tmp_path), program=str(program), address="127.0.0.1", port=ports_in_a_row())
+    job = Job("run.toml", (), load(tmp_path / "run.toml", []))
+    systemd = Systemd(tmp_path / "systemd", render(job, Site(systemd=own), "systemd"))
+    yield tmp_path / "runs" / "run", systemd
+    systemd.close()
+
+
+def test_systemd_trains_a_model_through_the_death_of_its_head(trained, tmp_path):
+    run, systemd = trained
+    began = time.monotonic()
+
+    def said():
+        return (tmp_path / "said.log").read_text()[-4000:] if (tmp_path / "said.log").exists() else ""
+
+    def wait(condition, what):
+        def found():
+            assert "failed" not in {systemd.said(unit)["ActiveState"] for unit in (HEAD, UNIT)}, said()
+            return condition()
+
+        until(found, f"{what}: {said()}", LONG_S)
+        print(f"{what} after {time.monotonic() - began:.0f} s")
+
+    def steps():
+        """Return the numbers of the learner's steps, in the order in which it wrote them."""
+        lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
+        return [line["step"] for line in map(json.loads, lines) if "learner/policy_version" in line]
+
+    assert systemd("start", HEAD) == ""
+    wait(lambda: "started broker" in said(), "the head starts")
+    words = ["--host", "gpu7", "--address", "127.0.0.1", "--out", str(tmp_path / "gpu7.ticket")]
+    # The model is in `runs/models` of the head's folder.
+    with contextlib.chdir(tmp_path):
+        assert main(["ticket", str(run), *words]) == 0
+    assert systemd("start", UNIT) == ""
+    wait(lambda: len(steps()) >= 3, "three steps are done")
+    assert systemd("kill", "--signal=KILL", "--kill-who=main", HEAD) == ""
+    before = max(steps())
+    wait(lambda: systemd.said(HEAD)["NRestarts"] == "1", "systemd starts the head again")
+    wait(lambda: max(steps()) > before, "the learner goes on")
+    for unit in (HEAD, UNIT):
+        wait(lambda unit=unit: systemd.said(unit)["ActiveState"] == "inactive", f"{unit} ends")
+        assert systemd.said(unit)["ExecMainStatus"] == "0"
+    assert set(steps()) == set(range(1, STEPS + 1))
+    for path in run.glob("hosts/*/logs/actor*.log"):
+        (run / "logs" / path.name).symlink_to(path)
+    proof = prove(run)
+    print(f"{len(steps())} lines of steps, {before} before the head was killed; {proof}")
+    assert (proof.lost, proof.trained_twice) == ([], [])
