@@ -313,7 +313,7 @@ async def test_episodes_go_to_the_server_that_has_the_fewest(server, folder):
                 await played.ask(env.close)
             other.kill()
             played.suite.timeout_s = -3.0
-            with pytest.raises(ServerLost, match="does not answer|too long to answer"):
+            with pytest.raises(ServerLost, match=r"does not answer|too long to answer"):
                 await begun(played)
     finally:
         other.kill()
