@@ -159,6 +159,7 @@ def test_what_methods_set_beside_the_algorithm():
         "ampo": {"taught": {"members": 2, "value": 1.0}} | lag,
         "icpo": {"max_policy_lag": 3},
         "fapo": {"max_policy_lag": 3},
+        "inspo-proposals": {"max_policy_lag": 3},
         "aepo-agentic": {"max_policy_lag": 5, "group_size": 16},
         "rapo": {"filter_uniform_groups": False} | lag,
         "dapo": {"filter_uniform_groups": True} | lag,
