@@ -541,15 +541,11 @@ def claim(folder: Path) -> IO[str]:
     # On a full disk the words are missing, and the lock is held all the same.
     with contextlib.suppress(OSError):
         os.ftruncate(lock.fileno(), 0)
-        os.write(lock.fileno(), _own_words().encode())
+        words = f"process {os.getpid()} on {socket.gethostname()}\n{host_id()}"
+        os.write(lock.fileno(), words.encode())
         # Other machines that share the folder read it while it is held.
         os.fsync(lock.fileno())
     return lock
-
-
-def _own_words() -> str:
-    """Return what the lock of a folder says while this process holds it."""
-    return f"process {os.getpid()} on {socket.gethostname()}\n{host_id()}"
 
 
 def refuse_other_holder(folder: Path) -> None:
@@ -568,8 +564,10 @@ def refuse_other_holder(folder: Path) -> None:
             said = lock.read(200)
     except OSError:
         return
+    # A machine may get another name while it runs.
+    mine = said.startswith(f"process {os.getpid()} on ") and said.endswith(f"\n{host_id()}")
     # It is empty for a moment while its new holder writes, and on a full disk.
-    if said and said != _own_words():
+    if said and not mine:
         raise FolderInUse(
             f"{folder} is in use by {said.partition(chr(10))[0]}: the file system has taken this machine for dead and "
             "has given the lock away; the run goes on there"

@@ -277,11 +277,14 @@ def test_a_process_of_this_machine_that_holds_a_folder_has_to_end_first(tmp_path
     assert "remove" not in said
 
 
-def test_a_process_whose_folder_was_given_to_another_one_finds_out(tmp_path, held_by):
+def test_a_process_whose_folder_was_given_to_another_one_finds_out(tmp_path, held_by, monkeypatch):
     folder = failed(tmp_path)
     run_folder.refuse_other_holder(tmp_path / "not there")
     with run_folder.claim(folder):
         run_folder.refuse_other_holder(folder)
+        with monkeypatch.context() as renamed:
+            renamed.setattr("socket.gethostname", lambda: "another-name")
+            run_folder.refuse_other_holder(folder)
         # The new holder has the lock, and has not written yet.
         (folder / "lock").write_text("")
         run_folder.refuse_other_holder(folder)
