@@ -230,6 +230,13 @@ def left_behind(folder: Path, *, now: float) -> bool:
         os.close(descriptor)
 
 
+def remove_left_behind(root: Path, prefix: str) -> None:
+    """Remove this user's folders of a prefix that were left behind."""
+    for folder in root.glob(f"{prefix}*"):
+        if is_own_folder(folder) and left_behind(folder, now=time.time()):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextmanager
 def lock_if_free(path: Path) -> Iterator[bool | None]:
     """Hold the lock of a file while the context lasts, if no process has it. The file is not made.

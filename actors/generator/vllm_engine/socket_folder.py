@@ -2,12 +2,10 @@
 
 import atexit
 import os
-import shutil
 import tempfile
-import time
 from pathlib import Path
 
-from protocol.files import HeldFolder, is_own_folder, left_behind
+from protocol.files import HeldFolder, remove_left_behind
 
 PREFIX = "offbeat-engine-"
 LONGEST = 107 - 37
@@ -26,9 +24,7 @@ def make_socket_folder(root: Path | None = None) -> Path | None:
         The folder; None if its path would be too long for a socket.
     """
     root = Path(tempfile.gettempdir()) if root is None else root
-    for path in root.glob(f"{PREFIX}*"):
-        if is_own_folder(path) and left_behind(path, now=time.time()):
-            shutil.rmtree(path, ignore_errors=True)
+    remove_left_behind(root, PREFIX)
     if len(os.fsencode(root)) + len(PREFIX) + 9 > LONGEST:
         return None
     folder = HeldFolder(root, PREFIX)

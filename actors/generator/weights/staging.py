@@ -15,7 +15,7 @@ from actors.errors import EngineFailed, UpdateRefused
 from actors.generator.engine import SamplingEngine
 from actors.generator.weights.cache import Cache
 from protocol.errors import WeightsError
-from protocol.files import HeldFolder, is_own_folder, left_behind
+from protocol.files import HeldFolder, remove_left_behind
 from protocol.weights.files import untouched, verify_bytes, verify_header
 from protocol.weights.format import (
     DATA,
@@ -247,9 +247,7 @@ class Stage:
         root = root or shared_memory()
         self._cache = cache
         prefix = f"{STAGE_PREFIX}{name}-"
-        for left in root.glob(f"{prefix}*"):
-            if is_own_folder(left) and left_behind(left, now=time.time()):
-                shutil.rmtree(left, ignore_errors=True)
+        remove_left_behind(root, prefix)
         self._held = HeldFolder(root, prefix)
         self.folder = self._held.path
         self._expected = dict(expected)
